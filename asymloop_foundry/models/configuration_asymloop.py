@@ -133,7 +133,7 @@ class AsymLoopConfig(PretrainedConfig):
         return self.n_encoder_layers + self.n_decoder_layers
 
     @classmethod
-    def keys(cls) -> frozenset[str]:
+    def field_names(cls) -> frozenset[str]:
         """Names of the family's own fields: what a YAML may set."""
         parameters = inspect.signature(cls.__init__).parameters
         return frozenset(parameters) - {'self', 'kwargs'}

@@ -100,7 +100,9 @@ def reference_logits(
 
     def keys(x_BND: Tensor, module: str) -> Tensor:
         k = heads(x_BND, f'{module}.k_proj')
-        return rotate(rms_norm(k, f'{module}.k_norm') if f'{module}.k_norm.weight' in weights else k)
+        return rotate(
+            rms_norm(k, f'{module}.k_norm') if f'{module}.k_norm.weight' in weights else k
+        )
 
     def layer(x: Tensor, name: str, k_global: Tensor | None, v_global: Tensor | None) -> Tensor:
         u = rms_norm(x, f'{name}.attn_norm')
