@@ -1,1 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
+"""Composer Algorithms: ALRS, and the arithmetic, names and records that it stands on."""
