@@ -65,14 +65,14 @@ def documents() -> Iterator[tuple[str, str]]:
 
 
 def write_builtin_text(
-    train: Path, validation: Path, validation_every: int = 20
+    train: Path, validation: Path, validation_every: int = 40
 ) -> tuple[int, int]:
     """Writes the documents as jsonl with columns ``id`` and ``text``.
 
     Args:
         train: file of the training documents.
         validation: file of every ``validation_every``-th document, which training does not see.
-        validation_every: 20 keeps a twentieth for validation.
+        validation_every: 40 keeps one text in forty for validation.
 
     Returns:
         Numbers of training and of validation documents.
