@@ -5,7 +5,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from . import arithmetic
+from . import arithmetic, commands
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -13,10 +13,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog='python -m asymloop_foundry.experiments', description='The experiments of the paper.'
     )
-    commands = parser.add_subparsers(required=True, metavar='COMMAND')
-    arithmetic.add_parser(commands)
-    arguments = parser.parse_args(argv)
-    arguments.run(arguments)
+    subparsers = parser.add_subparsers(required=True, metavar='COMMAND')
+    commands.add_parsers(subparsers)
+    arithmetic.add_parser(subparsers)
+    words = sys.argv[1:] if argv is None else list(argv)
+    if not words or words[0] in ('figures', '-h', '--help'):
+        from . import figures  # loads Composer, which takes seconds
+
+        figures.add_parser(subparsers)
+    arguments = parser.parse_args(words)
+    try:
+        arguments.run(arguments)
+    except (FileNotFoundError, RuntimeError, ValueError) as error:
+        print(f'{parser.prog}: {error}', file=sys.stderr)
+        return 1
     return 0
 
 

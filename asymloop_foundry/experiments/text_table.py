@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables for a terminal and for Markdown."""
 
+import re
 from collections.abc import Sequence
 
 __all__ = ['render']
@@ -21,7 +22,7 @@ def render(headers: Sequence[str], rows: Sequence[Sequence[str]], markdown: bool
         if len(row) != len(headers):
             raise ValueError(f'row {list(row)} has {len(row)} cells for {len(headers)} headers.')
     widths = [max(len(str(cell)) for cell in column) for column in zip(headers, *rows, strict=True)]
-    right = [bool(rows) and all(_is_number(row[i]) for row in rows) for i in range(len(headers))]
+    right = [i > 0 and all(_is_number(row[i]) for row in rows) for i in range(len(headers))]
 
     def line(cells: Sequence[str]) -> str:
         padded = [
@@ -42,4 +43,4 @@ def render(headers: Sequence[str], rows: Sequence[Sequence[str]], markdown: bool
 
 
 def _is_number(cell: str) -> bool:
-    return not cell or cell[0] in '+-0123456789.' or cell in ('missing', 'n/a')
+    return bool(re.fullmatch(r'[-+]?[\d,.]+( ± [\d.]+)?|missing|', cell))
