@@ -20,6 +20,7 @@ Shapes: B batch, N queries, M keys of one source, H query heads, h key and value
 P the rows of a log-sum-exp, which some kernels pad beyond N.
 """
 
+import functools
 import importlib.metadata
 import importlib.util
 import math
@@ -347,9 +348,18 @@ def _cpu_flash_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[T
 def _cpu_flash_backward(
     do: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default(
-        do, q, k, v, out, lse, 0.0, causal
-    )
+    run = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+    if q.dtype in _HALF and not _multiplies_natively(q.dtype):
+        # Emulated half-precision products would take more than ten times as long as these.
+        wide = [x.float() for x in (do, q, k, v, out)]
+        dq, dk, dv = run(*wide, lse, 0.0, causal)
+        return dq.to(q.dtype), dk.to(q.dtype), dv.to(q.dtype)
+    return run(do, q, k, v, out, lse, 0.0, causal)
+
+
+@functools.cache
+def _multiplies_natively(dtype: torch.dtype) -> bool:
+    return dtype is torch.bfloat16 and torch.cpu._is_avx512_bf16_supported()
 
 
 def _cuda_flash_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
@@ -406,11 +416,11 @@ def _flash_attn_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     from flash_attn.flash_attn_interface import _flash_attn_backward as backward
 
-    grads = tuple(_empty_rows_first(x) for x in (q, k, v))
+    dq, dk, dv = (_empty_rows_first(x) for x in (q, k, v))
     backward(
         *(x.transpose(1, 2) for x in (do, q, k, v, out)),
         lse,
-        *(x.transpose(1, 2) for x in grads),
+        *(x.transpose(1, 2) for x in (dq, dk, dv)),
         dropout_p=0.0,
         softmax_scale=q.shape[-1] ** -0.5,
         causal=causal,
@@ -421,7 +431,7 @@ def _flash_attn_backward(
         deterministic=torch.are_deterministic_algorithms_enabled(),
         rng_state=None,
     )
-    return grads
+    return dq, dk, dv
 
 
 _KERNELS = {
@@ -442,7 +452,7 @@ def _merge(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> tuple[
     lse = torch.logaddexp(lse_a, lse_b)
     if out_a.dtype == weight_BHN1.dtype:
         return out_b.lerp_(out_a, weight_BHN1), lse
-    return out_b.float().lerp_(out_a.float(), weight_BHN1).to(out_a.dtype), lse
+    return out_b.copy_(out_b.float().lerp_(out_a.float(), weight_BHN1)), lse
 
 
 def _forward(
