@@ -94,7 +94,7 @@ class Allocation:
 
     def aim(self, base_at_end: Mapping[str, float]) -> None:
         """Sets the target from the base learning rates at the end of the transition."""
-        self.target = {name: self.multipliers.get(name, 1.0) * b for name, b in base_at_end.items()}
+        self.target = {name: m * base_at_end[name] for name, m in self.multipliers.items()}
 
     def revert(self) -> None:
         """Drops the last refresh and its transition, as the reference code does at the window's end."""
@@ -110,15 +110,17 @@ class Allocation:
 
         Returns:
             On the line from ``start`` to ``target`` for ``transition`` steps after a refresh, else
-            multiplier times base.
+            multiplier times base; base itself for names that have no multiplier.
         """
+        rates = {name: self.multipliers.get(name, 1.0) * value for name, value in base.items()}
         if not self.in_transition(t, transition):
-            return {name: self.multipliers.get(name, 1.0) * value for name, value in base.items()}
+            return rates
         assert self.refreshed_at is not None
         if t == self.refreshed_at:
-            return {name: self.start[name] for name in base}
+            return rates | {name: self.start[name] for name in self.multipliers}
         assert self.target is not None, 'aim() comes before rates() inside a transition'
         share = (t - self.refreshed_at) / transition
-        return {
-            name: self.start[name] + (self.target[name] - self.start[name]) * share for name in base
+        return rates | {
+            name: self.start[name] + (self.target[name] - self.start[name]) * share
+            for name in self.multipliers
         }

@@ -118,12 +118,10 @@ class ALRS(Algorithm):
             )
         if not 0 < tail_fraction <= 1:
             raise ValueError(f'alrs.tail_fraction={tail_fraction} must be in (0, 1].')
-        if not pool or len(set(pool)) != len(pool):
+        if not pool or len(set(pool)) != len(pool) or not set(pool) <= set(MATRIX_KINDS):
             raise ValueError(
                 f'alrs.pool={list(pool)} must name some of {list(MATRIX_KINDS)}, once each.'
             )
-        for kind in pool:
-            _choice('pool', kind, MATRIX_KINDS)
         if mode != 'static_decoder_boost' and decoder_boost is not None:
             raise ValueError(
                 f'alrs.decoder_boost={decoder_boost} has no effect with mode={mode!r}; remove it or '
@@ -215,6 +213,7 @@ class ALRS(Algorithm):
             'settings': self._settings,
             'allocation': self._allocation.state_dict(),
             'base_lrs': self._configured_lrs,
+            'groups': self._group_names,
         }
         return {**super().state_dict(), 'alrs': json.dumps(state)}
 
@@ -225,13 +224,22 @@ class ALRS(Algorithm):
 
     def _check_loaded(self, state: State) -> None:
         names = [group.get(GROUP_KEY) for group in state.optimizers[0].param_groups]
-        if names != self._group_names:
+        if None in names:
             raise ValueError(
-                'The checkpoint was written with other parameter groups than this run has: '
-                f'{_first_difference(names, self._group_names)}. ALRS keeps one group per matrix: '
-                'resume with the model and the optimizer.param_groups of the first run, or start '
-                'from its weights with load_weights_only: true.'
+                'The checkpoint was written without ALRS, and its optimizer has other parameter '
+                'groups. Start from its weights with load_weights_only: true, or resume without '
+                'algorithms.alrs.'
             )
+        # Optimizer states are restored by name, schedules by position: both must agree.
+        stored_names = names if self._loaded is None else self._loaded['groups']
+        for found in (names, stored_names):
+            if found != self._group_names:
+                raise ValueError(
+                    'The checkpoint was written with other parameter groups than this run has: '
+                    f'{_first_difference(found, self._group_names)}. ALRS keeps one group per '
+                    'matrix: resume with the model and the optimizer.param_groups of the first run, '
+                    'or start from its weights with load_weights_only: true.'
+                )
         if self._loaded is None:
             if state.timestamp.batch > 0:
                 warnings.warn(
