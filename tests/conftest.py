@@ -11,10 +11,10 @@ os.environ.setdefault('HF_DATASETS_OFFLINE', '1')
 os.environ.setdefault('WANDB_MODE', 'disabled')
 os.environ.setdefault('TOKENIZERS_PARALLELISM', 'false')
 
-from pathlib import Path  # noqa: E402
+from pathlib import Path
 
-import pytest  # noqa: E402
-import torch  # noqa: E402
+import pytest
+import torch
 
 torch.set_num_threads(1)
 
