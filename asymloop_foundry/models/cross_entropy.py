@@ -31,7 +31,7 @@ def linear_cross_entropy(
     *,
     ignore_index: int = -100,
     reduction: str = 'mean',
-    chunk_size: int = 512,
+    chunk_size: int = 256,
 ) -> Tensor:
     """Cross-entropy of ``x @ weight.T`` against the *next* token of each position.
 
@@ -109,31 +109,50 @@ def _forward(
     weight = weight_VD.to(dtype)
     total = dw_VD if dw_VD.dtype == exact else dw_VD.to(exact)
     total.zero_()
+    # Two buffers (one in full precision) serve every chunk: fresh pages would cost more than softmax.
+    largest = min(chunk_size, x_MD.shape[0])
+    logits = x_MD.new_empty(largest, weight.shape[0], dtype=dtype)
+    wide = logits if dtype == exact else torch.empty_like(logits, dtype=exact)
     for start in range(0, x_MD.shape[0], chunk_size):
         rows = slice(start, start + chunk_size)
         x_CD = x_MD[rows].to(dtype)
-        logits_CV = (x_CD @ weight.T).to(exact)
-        counted_C = targets_M[rows] != ignore_index
-        target_C1 = torch.where(counted_C, targets_M[rows], 0)[:, None]
-        log_p_CV = torch.log_softmax(logits_CV, dim=-1)
-        log_p_C1 = log_p_CV.gather(1, target_C1)
-        loss -= (log_p_C1[:, 0] * counted_C).sum()
+        logits_CV, p_CV = logits[: x_CD.shape[0]], wide[: x_CD.shape[0]]
+        torch.mm(x_CD, weight.T, out=logits_CV)
+        if wide is not logits:
+            p_CV.copy_(logits_CV)
+        counted_C1 = (targets_M[rows] != ignore_index)[:, None]
+        target_C1 = torch.where(counted_C1, targets_M[rows][:, None], 0)
+        target_logit_C1 = p_CV.gather(1, target_C1)
+        log_p_C1 = target_logit_C1 - _softmax_in_place(p_CV, counted_C1)
+        loss -= (log_p_C1 * counted_C1).sum()
         if not need_dx and not need_dw:
             continue
-        # p - 1 at the target in full precision: in half precision it would cancel.
-        p_CV = log_p_CV.exp_().mul_(counted_C[:, None])
-        p_CV.scatter_(1, target_C1, torch.expm1(log_p_C1) * counted_C[:, None])
-        dlogits_CV = p_CV.to(dtype)
+        # p - 1 at the target from its logarithm: subtracted in half precision it would cancel.
+        p_CV.scatter_(1, target_C1, torch.expm1(log_p_C1) * counted_C1)
+        dlogits_CV = p_CV if wide is logits else logits_CV.copy_(p_CV)
         if need_dx:
             dx_MD[rows] = dlogits_CV @ weight
         if need_dw:
             if total.dtype == dtype:
-                total.addmm_(dlogits_CV.T, x_CD)
+                total.T.addmm_(x_CD.T, dlogits_CV)
             else:
                 total += dlogits_CV.T @ x_CD
     if total is not dw_VD:
         dw_VD.copy_(total)
     return loss, dx_MD, dw_VD
+
+
+def _softmax_in_place(x_CV: Tensor, keep_C1: Tensor) -> Tensor:
+    """Turns logits into probabilities (zeros in rows that are not kept); returns log-sum-exp."""
+    # On a CPU a few rows at a time, so that the passes over them run in cache.
+    rows = 8 if x_CV.device.type == 'cpu' else x_CV.shape[0]
+    lse = []
+    for x, keep in zip(x_CV.split(rows), keep_C1.split(rows), strict=True):
+        largest = x.amax(dim=-1, keepdim=True)
+        total = x.sub_(largest).exp_().sum(dim=-1, keepdim=True)
+        x.mul_(keep / total)
+        lse.append(largest + total.log())
+    return torch.cat(lse)
 
 
 def _fake_forward(
@@ -162,9 +181,15 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
 
 
 def _backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+    if grad is None:
+        return (None,) * 8
     dx_MD, dw_VD = ctx.saved_tensors
-    dx = dx_MD * grad if grad is not None and ctx.need_dx else None
-    dw = dw_VD * grad if grad is not None and ctx.need_dw else None
+    # The head's gradient is large: scale it in place, unless a second backward pass may come for it
+    # or a compiler traces this one (with tensors of its own types).
+    kept = torch._C._autograd._get_current_graph_task_keep_graph() or type(dw_VD) is not Tensor
+    scale = torch.mul if kept else Tensor.mul_
+    dx = scale(dx_MD, grad) if ctx.need_dx else None
+    dw = scale(dw_VD, grad) if ctx.need_dw else None
     return (dx, dw, *(None,) * 6)
 
 
