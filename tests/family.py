@@ -46,6 +46,24 @@ FAMILY: dict[str, dict[str, Any]] = {
         'input_injection': 'additive',
         'qk_norm': 'decoder',
     },
+    'dense_moe': {
+        'n_encoder_layers': 3,
+        'n_decoder_layers': 0,
+        'num_iterations': 1,
+        'd_ff': 24,
+        'n_experts': 4,
+    },
+    'full_loop_moe': {
+        'n_encoder_layers': 0,
+        'n_decoder_layers': 2,
+        'num_iterations': 2,
+        'global_kv': False,
+        'd_ff': 24,
+        'n_experts': 8,
+        'expert_top_k': 3,
+        'normalize_expert_weights': True,
+    },
+    'asymloop_moe': {**HALVES, 'qk_norm': 'decoder', 'd_ff': 24, 'n_experts': 4},
     'grouped_queries': {**HALVES, 'n_kv_heads': 2, 'qk_norm': 'decoder'},
 }
 

@@ -24,7 +24,8 @@ AsymLoopForCausalLM.register_for_auto_class('AutoModelForCausalLM')
 class ComposerAsymLoopCausalLM(HuggingFaceModel):
     """Any member of the family, with Foundry's validation and in-context metrics.
 
-    Training never makes (B, N, V) logits, so there are no training metrics beyond the loss.
+    Training never makes (B, N, V) logits, so there are no training metrics beyond the loss and, with
+    experts, the two losses of the routers.
 
     Args:
         tokenizer: the run's tokenizer; its vocabulary must fit ``vocab_size``.
@@ -58,9 +59,18 @@ class ComposerAsymLoopCausalLM(HuggingFaceModel):
             shift_labels=True,
         )
 
-    def loss(self, outputs: Mapping[str, Any], batch: Mapping[str, Any]) -> Tensor:
-        """Mean next-token cross-entropy of the last iteration, over the targets that are no padding."""
-        return outputs['loss']
+    def loss(
+        self, outputs: Mapping[str, Any], batch: Mapping[str, Any]
+    ) -> Tensor | dict[str, Tensor]:
+        """Mean next-token cross-entropy of the last iteration, over the targets that are no padding.
+
+        With experts it is ``total``, to which the routers' losses are added with their coefficients;
+        these are logged beside it, each before its coefficient.
+        """
+        router_losses = outputs.get('router_losses')
+        if router_losses is None:
+            return outputs['loss']
+        return {'total': outputs['loss'], **router_losses._asdict()}
 
     def eval_forward(self, batch: MutableMapping[str, Any], outputs: Any = None) -> Any:
         """Logits in fp32, so that metrics are exact whatever the precision of the matrix products."""

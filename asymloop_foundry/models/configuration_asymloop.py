@@ -29,7 +29,7 @@ class AsymLoopConfig(PretrainedConfig):
         d_model: d, width of the residual stream.
         n_heads: attention heads; the head width d / n_heads must be even (RoPE rotates pairs).
         n_kv_heads: heads of keys and values when fewer than ``n_heads`` (grouped queries).
-        d_ff: m, inner width of SwiGLU.
+        d_ff: m, inner width of SwiGLU; of each expert where there are experts.
         n_encoder_layers: E, layers that run once.
         n_decoder_layers: D, layers that are iterated.
         num_iterations: K, how many times the decoder runs.
@@ -44,6 +44,11 @@ class AsymLoopConfig(PretrainedConfig):
         norm_eps: epsilon of every RMSNorm.
         init_std: standard deviation of every initial matrix.
         init_cutoff: truncate that normal distribution at this many deviations; ``None`` does not.
+        n_experts: SwiGLU experts in place of each feed-forward part; 0 for one dense SwiGLU.
+        expert_top_k: experts of each token.
+        normalize_expert_weights: divide the weights of a token's experts by their sum.
+        load_balancing_coef: share of the load-balancing loss in the training loss.
+        router_z_coef: share of the router z-loss in the training loss.
         attn_backend: ``auto`` or one of the back ends of ``joint_attention``.
         activation_checkpointing: recompute each layer call in the backward pass.
         use_cache: whether ``generate`` keeps keys and values.
@@ -86,6 +91,11 @@ class AsymLoopConfig(PretrainedConfig):
         norm_eps: float = 1e-6,
         init_std: float = 0.02,
         init_cutoff: float | None = None,
+        n_experts: int = 0,
+        expert_top_k: int = 2,
+        normalize_expert_weights: bool = False,
+        load_balancing_coef: float = 0.01,
+        router_z_coef: float = 0.001,
         attn_backend: str = 'auto',
         activation_checkpointing: bool = False,
         use_cache: bool = True,
@@ -110,6 +120,11 @@ class AsymLoopConfig(PretrainedConfig):
         self.norm_eps = norm_eps
         self.init_std = init_std
         self.init_cutoff = init_cutoff
+        self.n_experts = n_experts
+        self.expert_top_k = expert_top_k
+        self.normalize_expert_weights = normalize_expert_weights
+        self.load_balancing_coef = load_balancing_coef
+        self.router_z_coef = router_z_coef
         self.attn_backend = attn_backend
         self.activation_checkpointing = activation_checkpointing
         self.use_cache = use_cache
@@ -161,11 +176,16 @@ class AsymLoopConfig(PretrainedConfig):
             value = getattr(self, key)
             if not _is_int(value) or value < 1:
                 raise ValueError(f'{key}={value!r} must be a positive integer.')
-        for key in ('n_encoder_layers', 'n_decoder_layers'):
+        for key in ('n_encoder_layers', 'n_decoder_layers', 'n_experts'):
             value = getattr(self, key)
             if not _is_int(value) or value < 0:
                 raise ValueError(f'{key}={value!r} must be an integer of at least 0.')
-        for key in ('global_kv', 'local_kv', 'activation_checkpointing'):
+        for key in (
+            'global_kv',
+            'local_kv',
+            'normalize_expert_weights',
+            'activation_checkpointing',
+        ):
             value = getattr(self, key)
             if not isinstance(value, bool):
                 raise ValueError(f'{key}={value!r} must be true or false.')
@@ -190,6 +210,7 @@ class AsymLoopConfig(PretrainedConfig):
                 raise ValueError(f'{key}={value!r} must be one of {", ".join(choices)}.')
         self._validate_heads()
         self._validate_topology()
+        self._validate_experts()
 
     def _validate_heads(self) -> None:
         if self.d_model % self.n_heads:
@@ -235,6 +256,48 @@ class AsymLoopConfig(PretrainedConfig):
         if self.tie_word_embeddings:
             raise ValueError(
                 'tie_word_embeddings=True: the family has an untied head; leave the key out.'
+            )
+
+    def _validate_experts(self) -> None:
+        if not _is_int(self.expert_top_k) or self.expert_top_k < 1:
+            raise ValueError(f'expert_top_k={self.expert_top_k!r} must be a positive integer.')
+        for key in ('load_balancing_coef', 'router_z_coef'):
+            value = getattr(self, key)
+            if not _is_number(value) or not 0 <= value < float('inf'):
+                raise ValueError(f'{key}={value!r} must be a number of at least 0.')
+        if self.n_experts == 0:
+            parameters = inspect.signature(AsymLoopConfig.__init__).parameters
+            for key in (
+                'expert_top_k',
+                'normalize_expert_weights',
+                'load_balancing_coef',
+                'router_z_coef',
+            ):
+                if getattr(self, key) != parameters[key].default:
+                    raise ValueError(
+                        f'{key}={getattr(self, key)!r} has no effect with n_experts=0; leave {key} '
+                        'out, or set n_experts.'
+                    )
+            return
+        if self.n_experts == 1:
+            raise ValueError(
+                'n_experts=1 is one dense SwiGLU with a router that has no choice; leave n_experts '
+                'out, or give at least 2.'
+            )
+        if self.expert_top_k > self.n_experts:
+            raise ValueError(
+                f'expert_top_k={self.expert_top_k} is more than n_experts={self.n_experts}; choose '
+                'expert_top_k of at most n_experts.'
+            )
+        if self.normalize_expert_weights and self.expert_top_k == 1:
+            raise ValueError(
+                'normalize_expert_weights=True with expert_top_k=1 makes every weight 1, so that '
+                'the cross-entropy never reaches the router; set normalize_expert_weights=False.'
+            )
+        if self.normalize_expert_weights and self.expert_top_k == self.n_experts:
+            raise ValueError(
+                f'normalize_expert_weights=True has no effect with expert_top_k={self.expert_top_k} '
+                f'of n_experts={self.n_experts}: their weights sum to 1; leave it out.'
             )
 
 

@@ -17,12 +17,13 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from transformers import GenerationMixin, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache
-from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from .cache_asymloop import Append, CacheSlots, positions, visible_keys
 from .configuration_asymloop import AsymLoopConfig
 from .cross_entropy import linear_cross_entropy
 from .joint_attention import joint_attention
+from .moe import AsymLoopOutput, MixtureOfExperts, router_losses
 
 Rope = tuple[Tensor, Tensor]
 KeysValues = tuple[Tensor, Tensor]
@@ -140,14 +141,17 @@ class SwiGLU(nn.Module):
 
 
 class Block(nn.Module):
-    """A pre-norm layer, of the encoder or of the decoder: attention, then SwiGLU."""
+    """A pre-norm layer, of the encoder or of the decoder: attention, then SwiGLU or experts of it."""
 
     def __init__(self, config: AsymLoopConfig, local_kv: bool, qk_norm: bool):
         super().__init__()
         self.attn_norm = nn.RMSNorm(config.d_model, eps=config.norm_eps)
         self.attn = Attention(config, local_kv, qk_norm)
         self.ffn_norm = nn.RMSNorm(config.d_model, eps=config.norm_eps)
-        self.ffn = SwiGLU(config)
+        if config.n_experts:
+            self.ffn = MixtureOfExperts(config, (SwiGLU(config) for _ in range(config.n_experts)))
+        else:
+            self.ffn = SwiGLU(config)
 
     def forward(
         self,
@@ -156,10 +160,12 @@ class Block(nn.Module):
         global_kv: KeysValues | None = None,
         mask_B1NM: Tensor | None = None,
         append: Append | None = None,
-    ) -> Tensor:
-        """(B, N, D) to (B, N, D)."""
+    ) -> tuple[Tensor, Tensor | None]:
+        """(B, N, D) to (B, N, D), and the logits of the layer's router, if it has one."""
         x_BND = x_BND + self.attn(self.attn_norm(x_BND), rope, global_kv, mask_B1NM, append)
-        return x_BND + self.ffn(self.ffn_norm(x_BND))
+        y_BND = self.ffn(self.ffn_norm(x_BND))
+        y_BND, router_logits = y_BND if isinstance(y_BND, tuple) else (y_BND, None)
+        return x_BND + y_BND, router_logits
 
 
 class AsymLoopPreTrainedModel(PreTrainedModel):
@@ -234,7 +240,7 @@ class AsymLoopModel(AsymLoopPreTrainedModel):
         use_cache: bool | None = None,
         num_iterations: int | None = None,
         **kwargs: Any,
-    ) -> BaseModelOutputWithPast:
+    ) -> MoeModelOutputWithPast:
         """Runs the encoder once and the decoder K times.
 
         Args:
@@ -248,7 +254,7 @@ class AsymLoopModel(AsymLoopPreTrainedModel):
             **kwargs: ignored arguments of transformers' generation loop.
 
         Returns:
-            The normalised last state, (B, N, D), and the cache.
+            The normalised last state, (B, N, D), the cache, and the router logits of each layer call.
 
         Raises:
             ValueError: ``num_iterations`` cannot be run, or the cache was filled with another K.
@@ -272,13 +278,18 @@ class AsymLoopModel(AsymLoopPreTrainedModel):
         if position_ids is None:
             position_ids = positions(attention_mask, x_BND.shape[1], n_past, x_BND.device)
         rope = rope_table(position_ids, config.d_head, config.rope_theta)
+        router_logits: list[Tensor] = []
 
         def run(
             layer: nn.Module, x: Tensor, kv: KeysValues | None, append: Append | None
         ) -> Tensor:
             if recompute:
-                return checkpoint(layer, x, rope, kv, mask_B1NM, use_reentrant=False)
-            return layer(x, rope, kv, mask_B1NM, append)
+                x, logits = checkpoint(layer, x, rope, kv, mask_B1NM, use_reentrant=False)
+            else:
+                x, logits = layer(x, rope, kv, mask_B1NM, append)
+            if logits is not None:
+                router_logits.append(logits)
+            return x
 
         for e, layer in enumerate(self.encoder):
             x_BND = run(layer, x_BND, None, slots.encoder(e))
@@ -295,8 +306,10 @@ class AsymLoopModel(AsymLoopPreTrainedModel):
                 x_BND = x_BND + h_BND  # at t = 0 the state is zero: z_1 = D(0 + H_E)
             for i, layer in enumerate(self.decoder):
                 x_BND = run(layer, x_BND, global_kvs[i], slots.local(t, i))
-        return BaseModelOutputWithPast(
-            last_hidden_state=self.norm(x_BND), past_key_values=cache if use_cache else None
+        return MoeModelOutputWithPast(
+            last_hidden_state=self.norm(x_BND),
+            past_key_values=cache if use_cache else None,
+            router_logits=tuple(router_logits) or None,
         )
 
 
@@ -308,14 +321,6 @@ class AsymLoopForCausalLM(AsymLoopPreTrainedModel, GenerationMixin):
         self.model = AsymLoopModel(config)
         self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
         self.post_init()
-
-    def get_input_embeddings(self) -> nn.Embedding:
-        """The token embedding."""
-        return self.model.embed_tokens
-
-    def set_input_embeddings(self, value: nn.Embedding) -> None:
-        """Replaces the token embedding."""
-        self.model.embed_tokens = value
 
     def get_output_embeddings(self) -> nn.Linear:
         """The head."""
@@ -342,7 +347,7 @@ class AsymLoopForCausalLM(AsymLoopPreTrainedModel, GenerationMixin):
         logits_to_keep: int | Tensor = 0,
         return_logits: bool | None = None,
         **kwargs: Any,
-    ) -> CausalLMOutputWithPast:
+    ) -> AsymLoopOutput:
         """Logits of the last iteration and, given labels, the mean next-token cross-entropy.
 
         Args:
@@ -352,6 +357,7 @@ class AsymLoopForCausalLM(AsymLoopPreTrainedModel, GenerationMixin):
             past_key_values: keys and values of earlier positions.
             inputs_embeds: (B, N, D) instead of ``input_ids``.
             labels: (B, N), the ids of these same positions (the shift is done here); -100 is not scored.
+                In training mode the losses of the experts' routers are added.
             use_cache: return keys and values.
             num_iterations: K, where it should differ from the configuration's.
             logits_to_keep: only the logits of the last so many positions, or of these; 0 keeps all.
@@ -370,9 +376,12 @@ class AsymLoopForCausalLM(AsymLoopPreTrainedModel, GenerationMixin):
             **kwargs,
         )
         x_BND = output.last_hidden_state
-        loss = logits = None
+        loss = logits = parts = None
         if labels is not None:
             loss = linear_cross_entropy(x_BND, self.lm_head.weight, labels)
+            if self.training and output.router_logits is not None:
+                parts = router_losses(self.config, output.router_logits, input_ids, attention_mask)
+                loss = loss + parts.weighted(self.config)
         if (
             return_logits
             if return_logits is not None
@@ -382,6 +391,9 @@ class AsymLoopForCausalLM(AsymLoopPreTrainedModel, GenerationMixin):
                 slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
             )
             logits = self.lm_head(x_BND[:, keep])
-        return CausalLMOutputWithPast(
-            loss=loss, logits=logits, past_key_values=output.past_key_values
+        return AsymLoopOutput(
+            loss=loss,
+            logits=logits,
+            past_key_values=output.past_key_values,
+            router_losses=parts,
         )

@@ -57,13 +57,15 @@ def reference_logits(
     n_decoder_layers: int,
     num_iterations: int,
     additive_injection: bool = False,
+    expert_top_k: int = 2,
+    normalize_expert_weights: bool = False,
     rope_theta: float = 10000.0,
     norm_eps: float = 1e-6,
 ) -> Tensor:
-    """Logits of any dense member of the family, from its state dictionary.
+    """Logits of any member of the family, from its state dictionary.
 
-    Which sources a decoder layer attends to, and whether it normalises queries and keys, follows from
-    which weights are there.
+    Which sources a decoder layer attends to, whether it normalises queries and keys, and whether it has
+    experts, follows from which weights are there.
 
     Args:
         weights: parameters by their names in ``AsymLoopForCausalLM``.
@@ -73,6 +75,8 @@ def reference_logits(
         n_decoder_layers: D.
         num_iterations: K.
         additive_injection: whether each iteration gets H_E added to its input, from a zero state.
+        expert_top_k: experts of each token, where there are experts.
+        normalize_expert_weights: whether the weights of a token's experts sum to 1.
         rope_theta: base of the rotary frequencies.
         norm_eps: epsilon of the norms.
 
@@ -104,6 +108,27 @@ def reference_logits(
             rms_norm(k, f'{module}.k_norm') if f'{module}.k_norm.weight' in weights else k
         )
 
+    def swiglu(u: Tensor, name: str) -> Tensor:
+        gate = u @ weights[f'{name}.gate_proj.weight'].T
+        up = u @ weights[f'{name}.up_proj.weight'].T
+        return (gate * gate.sigmoid() * up) @ weights[f'{name}.down_proj.weight'].T
+
+    def mixture(u: Tensor, name: str) -> Tensor:
+        router = weights[f'{name}.router.weight']
+        score = (u @ router.T).softmax(dim=-1)
+        outputs, chosen = [], []
+        for j in range(len(router)):
+            # Expert j runs where fewer than k experts come before it.
+            before = (score > score[..., j : j + 1]).sum(-1) + (
+                score[..., :j] == score[..., j : j + 1]
+            ).sum(-1)
+            chosen.append(score[..., j] * (before < expert_top_k))
+            outputs.append(swiglu(u, f'{name}.experts.{j}'))
+        total = sum(chosen) if normalize_expert_weights else 1.0
+        return sum(
+            (weight / total)[..., None] * y for weight, y in zip(chosen, outputs, strict=True)
+        )
+
     def layer(x: Tensor, name: str, k_global: Tensor | None, v_global: Tensor | None) -> Tensor:
         u = rms_norm(x, f'{name}.attn_norm')
         q = heads(u, f'{name}.attn.q_proj')
@@ -115,9 +140,8 @@ def reference_logits(
         a = reference_joint_attention(rotate(q), k_global, v_global, k_local, v_local)
         x = x + a.transpose(1, 2).flatten(2) @ weights[f'{name}.attn.o_proj.weight'].T
         u = rms_norm(x, f'{name}.ffn_norm')
-        gate = u @ weights[f'{name}.ffn.gate_proj.weight'].T
-        up = u @ weights[f'{name}.ffn.up_proj.weight'].T
-        return x + (gate * gate.sigmoid() * up) @ weights[f'{name}.ffn.down_proj.weight'].T
+        feed_forward = mixture if f'{name}.ffn.router.weight' in weights else swiglu
+        return x + feed_forward(u, f'{name}.ffn')
 
     h_E = weights['model.embed_tokens.weight'][input_ids_BN]
     for e in range(n_encoder_layers):
