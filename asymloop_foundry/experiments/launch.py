@@ -129,13 +129,14 @@ class Launch:
         """What the run needs and does not find, each with the remedy."""
         config = merged_config(self)
         missing = []
-        if not self.run.is_fine_tuning:
-            local = self._absolute(config.train_loader.dataset.local)
-            if not config.train_loader.dataset.get('remote') and not local.is_dir():
-                missing.append(
-                    f'training data {local}: write it with data_prep/convert_fineweb.py, or name '
-                    'another folder with --data.'
-                )
+        dataset = config.train_loader.dataset
+        local = self._absolute(dataset.local)
+        if dataset.get('remote') in (None, dataset.local) and not local.is_dir():
+            script = 'gsm8k' if self.run.is_fine_tuning else 'fineweb'
+            missing.append(
+                f'training data {local}: write it with data_prep/convert_{script}.py, or name '
+                'another folder with --data.'
+            )
         if self.run.parent is not None:
             checkpoint = self._absolute(config.load_path)
             if not checkpoint.exists():
@@ -171,8 +172,7 @@ class Launch:
     def _data_settings(self) -> dict[str, Any]:
         settings: dict[str, Any] = {}
         if self.data is not None:
-            key = 'work_dir' if self.scale == 'tiny' else 'data_local'
-            settings[f'variables.{key}'] = self.data
+            settings |= self._data_folder(self.data)
         if self.run.parent is not None:
             parent = Launch(RUNS[self.run.parent], self.scale, SEED, self.runs_folder)
             # The 1B YAMLs save sharded checkpoints, a folder each; the tiny one a single file.
@@ -183,6 +183,13 @@ class Launch:
             )
             settings['load_path'] = f'{parent.folder}/checkpoints/{name}'
         return settings
+
+    def _data_folder(self, data: str) -> dict[str, Any]:
+        if self.scale != 'tiny':
+            return {'variables.data_local': data}
+        if self.run.is_fine_tuning:
+            return {'variables.data_local': f'{data}/gsm8k', 'tokenizer.name': f'{data}/tokenizer'}
+        return {'variables.work_dir': data}
 
     def _absolute(self, path: str) -> Path:
         return repository_root() / path

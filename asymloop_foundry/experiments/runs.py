@@ -115,7 +115,7 @@ class Run:
     def settings(self, scale: str = 'paper') -> dict[str, Any]:
         """Training keys that say what the run is, by their dotted names; model fields included."""
         if self.is_fine_tuning:
-            return {f'model.{key}': value for key, value in self.model(scale).items()}
+            return self._fine_tuning_settings(scale)
         tiny = scale == 'tiny'
         steps = self.n_steps(scale)
         lr = ARCHITECTURES[self.scale].peak_lr * self.lr_factor * (TINY_LR_FACTOR if tiny else 1)
@@ -126,7 +126,7 @@ class Run:
         }
         if tiny:
             settings |= {
-                'eval_interval': f'{steps // 10}ba',
+                'eval_interval': f'{steps // 5}ba',
                 'save_interval': f'{steps // 4}ba',
                 'eval_first': False,
             }
@@ -138,6 +138,25 @@ class Run:
                 'variables.data_local': './data/fineweb-edu-smollm',
             }
         return settings | self._rate_settings(tiny)
+
+    def _fine_tuning_settings(self, scale: str) -> dict[str, Any]:
+        settings = {f'model.{key}': value for key, value in self.model(scale).items()}
+        if scale == 'tiny':
+            settings |= {
+                'max_seq_len': self.size(scale).max_seq_len,
+                'optimizer.lr': 1e-3,
+                'precision': 'fp32',
+                'device_train_microbatch_size': 32,
+                'device_eval_batch_size': 32,
+            }
+            for loader in ('train_loader', 'eval_loader'):
+                settings |= {
+                    f'{loader}.num_workers': 0,
+                    f'{loader}.prefetch_factor': None,
+                    f'{loader}.persistent_workers': False,
+                    f'{loader}.pin_memory': False,
+                }
+        return settings
 
     def _rate_settings(self, tiny: bool) -> dict[str, Any]:
         settings: dict[str, Any] = {'algorithms.alrs.mode': self.rates}
