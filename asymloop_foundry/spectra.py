@@ -159,6 +159,18 @@ def _gram(matrix_MS: torch.Tensor) -> torch.Tensor:
     return gram_MM
 
 
+def _eigenvalues(grams: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Eigenvalues of each Gram matrix, in float64.
+
+    One call serves the whole batch on an accelerator. On the CPU LAPACK would take them one by one
+    anyway, and inside a batch an odd size leaves them differently aligned, which shows in the last
+    bits; there, a matrix must give the same bits whichever others share its batch.
+    """
+    if grams[0].device.type == 'cpu':
+        return [torch.linalg.eigvalsh(gram_MM).double() for gram_MM in grams]
+    return list(torch.linalg.eigvalsh(torch.stack(list(grams))).double())
+
+
 def _by_svd(matrix_MS: torch.Tensor, exponent: int) -> torch.Tensor:
     return torch.linalg.svdvals(_scaled(matrix_MS, exponent, torch.float64)).flip(-1).square()
 
@@ -208,13 +220,12 @@ def squared_singular_values(
             if estimator == 'float64':
                 found = [_by_svd(m, e) for m, e in zip(wide, exponents, strict=True)]
             else:
-                grams_BMM = torch.stack(
+                found = _eigenvalues(
                     [
                         _gram(_scaled(m, e, torch.float32))
                         for m, e in zip(wide, exponents, strict=True)
                     ]
                 )
-                found = list(torch.linalg.eigvalsh(grams_BMM).double())
                 for index, eigenvalues_M in enumerate(found):
                     if not _within(eigenvalues_M, start, FLOAT32_RANGE):
                         found[index] = _refined(wide[index], exponents[index], start)
@@ -281,7 +292,9 @@ def _release_unsharded(model: Module) -> None:
             module.reshard()
         elif isinstance(module, FullyShardedDataParallel):
             handle = module._handle
-            if handle is not None and handle.uses_sharded_strategy:
+            if handle is None or not handle.uses_sharded_strategy:
+                continue
+            if not handle.is_sharded(handle.flat_param):
                 _reshard(module, handle, free_unsharded_flat_param=True)
 
 
