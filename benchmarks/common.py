@@ -117,9 +117,12 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def print_environment(device: str = 'cpu', **configuration: Any) -> None:
-    """First lines of every report."""
-    for title, values in (('environment', environment(device)), ('configuration', configuration)):
+def print_environment(args: argparse.Namespace | None = None, /, **configuration: Any) -> None:
+    """First lines of every report: what it ran on, and with which options."""
+    options = {} if args is None else vars(args)
+    configuration |= {key: value for key, value in options.items() if key != 'json'}
+    found = environment(configuration.get('device', 'cpu'))
+    for title, values in (('environment', found), ('configuration', configuration)):
         print(f'{title}: ' + ', '.join(f'{key} {value}' for key, value in values.items()))
 
 

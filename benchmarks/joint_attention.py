@@ -106,11 +106,8 @@ def main() -> None:
     args = arguments.parse_args()
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
-    rounds = args.rounds or (5 if args.quick else 15)
-    print_environment(
-        args.device, batch=args.batch, heads=args.heads, width=args.width, rounds=rounds,
-        clock=args.clock,
-    )  # fmt: skip
+    rounds = args.rounds = args.rounds or (5 if args.quick else 15)
+    print_environment(args)
     ratios: dict[str, float] = {}
     memory_of_joint: dict[tuple[str, int], int] = {}
     for dtype in args.dtypes:
