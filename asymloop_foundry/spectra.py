@@ -479,7 +479,8 @@ def measure(
     row_of = {name: row for row, name in enumerate(names)}
     table = torch.zeros(len(names), 3, dtype=torch.float64)
     rounds = max((len(units) for units in plan), default=0)
-    for turn in tqdm(range(rounds), desc='spectra', delay=5, disable=rank != 0, leave=False):
+    silent = None if rank == 0 else True  # None: shown on a terminal alone
+    for turn in tqdm(range(rounds), desc='spectra', delay=5, disable=silent, leave=False):
         mine: list[_Weight] = []
         gathered: list[torch.Tensor] = []
         for owner, units in enumerate(plan):
