@@ -5,7 +5,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from . import arithmetic, commands, tiny_data
+from . import arithmetic, commands, result_figures, tiny_data
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -16,6 +16,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     subparsers = parser.add_subparsers(required=True, metavar='COMMAND')
     commands.add_parsers(subparsers)
     tiny_data.add_parser(subparsers)
+    result_figures.add_parser(subparsers)
     arithmetic.add_parser(subparsers)
     words = sys.argv[1:] if argv is None else list(argv)
     if not words or words[0] in ('figures', '-h', '--help'):

@@ -143,7 +143,7 @@ class Launch:
                 missing.append(
                     f'checkpoint {checkpoint}: train it first, `python -m '
                     f'asymloop_foundry.experiments run {self.run.parent} --scale {self.scale}`, or '
-                    'give load_path=PATH behind --.'
+                    'name another with --set load_path=PATH.'
                 )
         return missing
 

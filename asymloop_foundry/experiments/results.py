@@ -147,7 +147,7 @@ def _record(path: Path) -> Record | None:
         for entry in content['trajectory']
         if CROSS_ENTROPY in entry['metrics']
     ]
-    record |= _scores(path.parent, content['steps'])
+    record |= _scores(path.parent, content['steps'], RUNS[run].k)
     record['source'] = str(path)
     return record
 
@@ -158,8 +158,11 @@ def _cross_entropy(metrics: Mapping[str, Mapping[str, float]]) -> float | None:
     return found[0] if len(found) == 1 else metrics.get('validation', {}).get(CROSS_ENTROPY)
 
 
-def _scores(folder: Path, last_step: int) -> Record:
-    """Scores of the JSON files below a run's folder: lm-eval's, and GSM8K's."""
+def _scores(folder: Path, last_step: int, k: int) -> Record:
+    """Scores of the JSON files below a run's folder: lm-eval's, and GSM8K's.
+
+    Left out are those of another K than the run's, and of tasks of which only some rows were scored.
+    """
     scores: Record = {}
     accuracy: dict[str, dict[str, float]] = {}
     along: dict[int, dict[str, dict[str, float]]] = {}
@@ -167,7 +170,7 @@ def _scores(folder: Path, last_step: int) -> Record:
         if path.name == RESULTS_FILE:
             continue
         content = _read_json(path)
-        if not isinstance(content, dict):
+        if not isinstance(content, dict) or content.get('num_iterations', k) != k:
             continue
         if content.get('task') == 'gsm8k' and 'strict_accuracy' in content:
             scores['gsm8k'] = 100 * content['strict_accuracy']
@@ -192,7 +195,8 @@ def _harness_accuracies(content: Mapping[str, Any]) -> dict[str, dict[str, float
     found: dict[str, dict[str, float]] = {}
     for column, task in TASKS.items():
         score = results.get(task, {}).get('acc,none')
-        if score is not None:
+        rows = content.get('n-samples', {}).get(task, {})
+        if score is not None and rows.get('effective') == rows.get('original'):
             shots = str(content.get('n-shot', {}).get(task, 0))
             found.setdefault(shots, {})[column] = 100 * score
     return found
