@@ -12,6 +12,7 @@ import torch
 from llmfoundry.utils.builders import build_tokenizer
 
 from asymloop_foundry.data.checks import check_loaders, check_tokenizer, check_training_data
+from asymloop_foundry.resume import set_unfinished_checkpoints_aside
 
 MODEL_NAME = 'asymloop_causal_lm'
 REQUIRED = (
@@ -44,6 +45,7 @@ def preflight(cfg: dict[str, Any]) -> dict[str, Any]:
     _check_device(cfg)
     _check_checkpointing(cfg, model)
     _check_data(cfg)
+    set_unfinished_checkpoints_aside(cfg)
     return cfg
 
 
@@ -109,11 +111,18 @@ def _check_checkpointing(cfg: Mapping[str, Any], model: Mapping[str, Any]) -> No
 
 def _check_data(cfg: Mapping[str, Any]) -> None:
     tokenizer = cfg['tokenizer']
-    built = build_tokenizer(tokenizer['name'], dict(tokenizer.get('kwargs') or {}))
+    name, kwargs = tokenizer['name'], dict(tokenizer.get('kwargs') or {})
+    try:
+        built = build_tokenizer(name, kwargs)
+    except ValueError as error:
+        if 'eos_token' not in str(error):
+            raise
+        raise ValueError(
+            f'tokenizer.name={name!r} has no EOS token, so documents would run into each other; '
+            'choose another tokenizer, or give one of its reserved tokens as '
+            'tokenizer.kwargs.eos_token.'
+        ) from error
     check_tokenizer(built)
     for key, loader in _text_loaders(cfg):
         check_training_data(loader['dataset'], built, cfg['max_seq_len'], f'{key}.dataset')
-    check_loaders(
-        cfg['train_loader'],
-        cfg.get('eval_loaders') or ([cfg['eval_loader']] if cfg.get('eval_loader') else []),
-    )
+    check_loaders(cfg['train_loader'], cfg.get('eval_loaders') or cfg.get('eval_loader'))
