@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From text to token ids, with exactly one EOS per document and none of the tokenizer's own.
+"""From text to token ids, without the special tokens that tokenizers add by themselves.
 
 The tokenizer's special tokens are left out (T5 appends ``</s>`` by itself, others prepend a BOS)
-and special tokens spelled out in a document's text (``</s>``, ``<|endoftext|>``) are read as plain
-text, so that the only EOS in the data is the one that ends a document.
+and special tokens spelled out in a document's text (``<|endoftext|>``) are read as plain text. The
+EOS comes later, in :mod:`asymloop_foundry.data.rows`.
 
 Most words of a text have been seen before. Where the tokenizer's declared pipeline makes certain
 places a boundary whatever stands around them (:func:`boundary_pattern`), a document is cut there
@@ -35,7 +35,7 @@ PROBES = (
     '\u03b5\u03bb\u03bb\u03b7\u03bd\u03b9\u03ba\u03ac, \u0440\u0443\u0441\u0441\u043a\u0438\u0439, '
     '\u65e5\u672c\u8a9e, \u0939\u093f\u0928\u094d\u0926\u0940, \u0639\u0631\u0628\u064a, \U0001f680',
 )
-TABLE_LIMIT = 1_000_000
+TABLE_LIMIT = 500_000
 
 # Both patterns cut only beside a printable ASCII character, where neither a combining mark nor a
 # normaliser that works on neighbouring characters can reach across the cut.

@@ -12,7 +12,7 @@ import numpy as np
 
 
 def end_documents(
-    documents_T: Sequence[np.ndarray], eos_id: int, row_format: str, seq_len: int
+    documents_T: Sequence[np.ndarray], eos_id: int, pad_id: int, row_format: str, seq_len: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Give every document its EOS; truncate where a row holds one document.
 
@@ -21,9 +21,13 @@ def end_documents(
     ``seq_len - 1`` tokens of the document stand before it. A document without a token stays
     without one.
 
+    Some vocabularies hold their special tokens as ordinary entries, too, so that ``</s>`` spelled
+    out in a web page becomes the EOS (T5's does). EOS and pad ids inside a document are left out.
+
     Args:
         documents_T: Ids of each document, int32, without special tokens.
         eos_id: Id of the EOS.
+        pad_id: Id of the pad.
         row_format: ``padded`` or ``packed``.
         seq_len: Positions of a row.
 
@@ -36,6 +40,9 @@ def end_documents(
     kept_C = np.zeros(len(documents_T), dtype=np.int64)
     full_C = np.zeros(len(documents_T), dtype=np.int64)
     for number, ids_T in enumerate(documents_T):
+        special_T = (ids_T == eos_id) | (ids_T == pad_id)
+        if special_T.any():
+            ids_T = ids_T[~special_T]
         if not len(ids_T):
             continue
         full_C[number] = len(ids_T) + 1

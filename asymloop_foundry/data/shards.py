@@ -9,10 +9,13 @@ any moment loses at most the shard it was filling.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import shutil
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,7 @@ from asymloop_foundry.data.manifest import (
     Manifest,
     Request,
     dumps,
+    read_manifest,
     request_from_dict,
     sha256_of,
     write_whole,
@@ -94,7 +98,11 @@ class UnfinishedSplit:
         self.uploader = None
         self.entries: list[dict[str, Any]] = []
         self.resume = Resume()
+        # With an index all that is left to do is to give the folder its name.
+        self.manifest: Manifest | None = None
         folder.mkdir(parents=True, exist_ok=True)
+        if (folder / INDEX_NAME).is_file():
+            self.manifest = read_manifest(folder)
         self._check_request()
         self._read_journal(uploaded=remote is not None)
         if remote is not None:
@@ -102,7 +110,9 @@ class UnfinishedSplit:
 
     def _check_request(self) -> None:
         path = self.folder / _REQUEST
-        if path.is_file():
+        if self.manifest is not None:
+            refuse_other_request(self.manifest.request, self.request, self.folder)
+        elif path.is_file():
             begun = request_from_dict(json.loads(path.read_text(encoding='utf-8')))
             refuse_other_request(begun, self.request, self.folder)
         else:
@@ -136,26 +146,27 @@ class UnfinishedSplit:
         """Rows in finished shards."""
         return sum(entry['samples'] for entry in self.entries)
 
-    def add_shard(self, rows_RN: np.ndarray, resume: Resume) -> None:
+    def add_shard(self, parts: Sequence[np.ndarray], resume: Resume | None) -> None:
         """Write one shard through MDSWriter and enter it into the journal.
 
         Args:
-            rows_RN: Its rows, int32.
-            resume: Where the row after the last begins.
+            parts: Its rows, in arrays (R, N) int32.
+            resume: Where the row after the last begins; None for a shard that the sources' end
+                left short, which a restart makes again.
 
         Raises:
             OutputError: It cannot be written.
         """
         number = len(self.entries)
         try:
-            entry = self._write_shard(rows_RN, number)
-            name = entry['zip_data']['basename']
+            entry = self._write_shard(parts, number)
             if self.uploader is not None:
-                self.uploader.upload_file(name)
-            with open(self.folder / _JOURNAL, 'a', encoding='utf-8') as journal:
-                journal.write(json.dumps({'shard': entry, 'next': resume.to_dict()}) + '\n')
-                journal.flush()
-                os.fsync(journal.fileno())
+                self.uploader.upload_file(entry['zip_data']['basename'])
+            if resume is not None:
+                with open(self.folder / _JOURNAL, 'a', encoding='utf-8') as journal:
+                    journal.write(json.dumps({'shard': entry, 'next': resume.to_dict()}) + '\n')
+                    journal.flush()
+                    os.fsync(journal.fileno())
         except Exception as error:
             raise OutputError(
                 f'shard {number} cannot be written to {self.folder}: {error}. Free the space or '
@@ -166,7 +177,7 @@ class UnfinishedSplit:
             ) from error
         self.entries.append(entry)
 
-    def _write_shard(self, rows_RN: np.ndarray, number: int) -> dict[str, Any]:
+    def _write_shard(self, parts: Sequence[np.ndarray], number: int) -> dict[str, Any]:
         from streaming import MDSWriter
 
         writing = self.folder / _WRITING
@@ -180,7 +191,7 @@ class UnfinishedSplit:
             hashes=HASHES,
             size_limit=None,
         )
-        for row_N in rows_RN:
+        for row_N in itertools.chain.from_iterable(parts):
             writer.write({'tokens': row_N})
         writer.finish()
         (entry,) = json.loads((writing / INDEX_NAME).read_text(encoding='utf-8'))['shards']
@@ -193,41 +204,58 @@ class UnfinishedSplit:
         shutil.rmtree(writing)
         return entry
 
-    def finish(self, counts: Counts, skipped: tuple[str, ...], final: Path) -> Manifest:
-        """Write the index and the manifest, and give the folder its final name.
+    def finish(self, counts: Counts, skipped: tuple[str, ...]) -> None:
+        """Write the manifest and then the index.
 
         Args:
             counts: What became of documents and tokens.
             skipped: What was passed over.
-            final: The split's folder.
 
-        Returns:
-            The manifest.
+        Raises:
+            OutputError: They cannot be written.
         """
         index = json.dumps({'version': 2, 'shards': self.entries}, sort_keys=True)
-        manifest = Manifest(
+        self.manifest = Manifest(
             request=self.request,
             counts=counts,
             shards=len(self.entries),
             index_sha256=sha256_of(index),
             skipped=skipped,
         )
-        try:
-            # The index last: whoever streams takes a folder with an index for complete.
-            for name, text in ((MANIFEST_NAME, manifest.to_json()), (INDEX_NAME, index)):
-                write_whole(self.folder / name, text)
-                if self.uploader is not None:
+        with self._completing():
+            write_whole(self.folder / MANIFEST_NAME, self.manifest.to_json())
+            write_whole(self.folder / INDEX_NAME, index)
+
+    def rename(self, final: Path) -> None:
+        """Give a finished folder its name, everywhere.
+
+        Args:
+            final: The split's folder.
+
+        Raises:
+            OutputError: It cannot be uploaded or renamed.
+        """
+        with self._completing():
+            if self.uploader is not None:
+                # The index last: whoever streams takes a folder with an index for complete. The
+                # uploader removes what it has uploaded, and these two stay here.
+                for name in (MANIFEST_NAME, INDEX_NAME):
+                    text = (self.folder / name).read_text(encoding='utf-8')
                     self.uploader.upload_file(name)
                     write_whole(self.folder / name, text)
             shutil.rmtree(self.folder / _WRITING, ignore_errors=True)
             for name in (_JOURNAL, _REQUEST):
                 (self.folder / name).unlink(missing_ok=True)
             os.replace(self.folder, final)
+
+    @contextlib.contextmanager
+    def _completing(self) -> Iterator[None]:
+        try:
+            yield
         except Exception as error:
             raise OutputError(
                 f'{self.folder} cannot be completed: {error}. Give the same command again.'
             ) from error
-        return manifest
 
 
 def refuse_other_request(made: Request, asked: Request, folder: Path | str) -> None:
