@@ -172,7 +172,7 @@ def router_losses(
     n_real = real_T1.sum().clamp(min=1)
 
     lse_CT1 = logits_CTE.logsumexp(dim=-1, keepdim=True)
-    z_loss = (lse_CT1.square() * real_T1).sum() / (n_real * len(logits))
+    router_z = (lse_CT1.square() * real_T1).sum() / (n_real * len(logits))
 
     chosen_CTK = choose_experts(logits_CTE, config.expert_top_k)
     taken_CTE = torch.zeros_like(logits_CTE, dtype=torch.bool).scatter_(-1, chosen_CTK, True)
@@ -181,7 +181,6 @@ def router_losses(
         dist.all_reduce(count_CE)
     count_CE = count_CE.to(logits_CTE.dtype)
     share_CE = count_CE / count_CE.sum(dim=-1, keepdim=True).clamp(min=1)
-    probability_CTE = (logits_CTE - lse_CT1).exp()
-    mean_CE = (probability_CTE * real_T1).sum(dim=1) / n_real
+    mean_CE = (logits_CTE.softmax(dim=-1) * real_T1).sum(dim=1) / n_real
     balancing_C = config.n_experts * (share_CE * mean_CE).sum(dim=-1)
-    return RouterLosses(balancing_C.mean(), z_loss)
+    return RouterLosses(balancing_C.mean(), router_z)

@@ -21,7 +21,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, f
 from torch.distributed.fsdp.wrap import CustomPolicy
 from torch.nn.parallel import DistributedDataParallel
 
-SYSTEMS = ('dense', 'full_loop', 'asymloop', 'no_local_kv')
+SYSTEMS = ('dense', 'full_loop', 'asymloop', 'no_local_kv', 'asymloop_moe')
 STRATEGIES = ('ddp', 'fsdp1_full_shard', 'fsdp1_shard_grad_op', 'fsdp2', 'fsdp2_keep_gathered')
 
 

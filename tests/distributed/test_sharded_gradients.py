@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-SYSTEMS = ('dense', 'full_loop', 'asymloop', 'no_local_kv')
+SYSTEMS = ('dense', 'full_loop', 'asymloop', 'no_local_kv', 'asymloop_moe')
 STRATEGIES = ('ddp', 'fsdp1_full_shard', 'fsdp1_shard_grad_op', 'fsdp2', 'fsdp2_keep_gathered')
 
 
