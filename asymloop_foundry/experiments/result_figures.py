@@ -171,7 +171,8 @@ def draw_figure5(points: Sequence[Point]) -> 'Figure':
             ylabel='zero-shot acc (%)',
             xscale='log',
         )
-        axes.legend()
+        if axes.lines:
+            axes.legend()
     return figure
 
 
