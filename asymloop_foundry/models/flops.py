@@ -132,8 +132,9 @@ def training_flops(
         num_iterations: K, the configuration's own when ``None``.
         causal: count only the pairs that a causal kernel needs.
         recompute: add the second forward pass of activation checkpointing, which runs each layer call
-            up to the input of its last product. Head and Global projections lie outside it. With full
-            attention matrices this is Table 11's count.
+            until everything is there that its backward pass needs: up to the input of its last product,
+            or with experts all of it, since the gates' gradients need the experts' outputs. Head and
+            Global projections lie outside. With full attention matrices this is Table 11's count.
 
     Raises:
         ValueError: the model cannot run ``num_iterations`` iterations.
@@ -142,13 +143,15 @@ def training_flops(
     products = forward.layer_products + forward.global_projections + forward.head
     flops = 3 * products + 7 * forward.attention // 2
     if recompute:
-        flops += forward.layer_products - forward.down_products + forward.attention
+        flops += forward.layer_products + forward.attention
+        if config.n_experts == 0:
+            flops -= forward.down_products
     return flops
 
 
 def parameter_count(config: AsymLoopConfig) -> int:
     """Number of parameters: embedding, head, layers, Global projections and every norm."""
-    return _parameters(config, _experts(config))
+    return _parameters(config, config.n_experts or 1)
 
 
 def active_parameter_count(config: AsymLoopConfig) -> int:
@@ -228,13 +231,9 @@ def _qk_norm_weights(config: AsymLoopConfig) -> int:
     return config.d_head * (config.n_encoder_layers * encoder + config.n_decoder_layers * decoder)
 
 
-def _experts(config: AsymLoopConfig) -> int:
-    return getattr(config, 'n_experts', None) or 1
-
-
 def _experts_per_token(config: AsymLoopConfig) -> int:
-    return config.expert_top_k if _experts(config) > 1 else 1
+    return config.expert_top_k if config.n_experts else 1
 
 
 def _router_weights(config: AsymLoopConfig) -> int:
-    return config.d_model * _experts(config) if _experts(config) > 1 else 0
+    return config.d_model * config.n_experts

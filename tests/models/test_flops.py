@@ -74,6 +74,32 @@ def test_forward_flops_are_what_torch_counts_with_explicit_attention(name):
     assert forward_flops(config, 2, 16) == counter.get_total_flops()
 
 
+@pytest.mark.parametrize('recompute', [False, True])
+@pytest.mark.parametrize('name', [*FAMILY, 'experts'])
+def test_training_flops_are_what_torch_counts_with_and_without_checkpointing(name, recompute):
+    experts = {'n_encoder_layers': 1, 'n_decoder_layers': 1, 'n_experts': 4, 'expert_top_k': 2}
+    fields = experts if name == 'experts' else FAMILY[name]
+    config = AsymLoopConfig(**{**SMALL, **fields, 'activation_checkpointing': recompute})
+    model = AsymLoopForCausalLM(config).train()
+    ids = torch.zeros(2, 16, dtype=torch.long)
+    with FlopCounterMode(display=False) as counter:
+        model(input_ids=ids, labels=ids).loss.backward()
+    assert training_flops(config, 2, 16, recompute=recompute) == counter.get_total_flops()
+
+
+def test_experts_count_once_in_all_and_top_k_times_per_token():
+    config = AsymLoopConfig(
+        **SMALL, n_encoder_layers=1, n_decoder_layers=1, n_experts=8, expert_top_k=2
+    )
+    with torch.device('meta'):
+        model = AsymLoopForCausalLM(config)
+    assert parameter_count(config) == sum(p.numel() for p in model.parameters())
+    idle = 2 * (8 - 2) * 3 * 32 * 40
+    assert active_parameter_count(config) == parameter_count(config) - idle
+    once = forward_breakdown(config, 1, 1, num_iterations=1)
+    assert once.down_products == 2 * 2 * 2 * 32 * 40
+
+
 def test_each_further_iteration_costs_the_decoder_alone():
     config = config_named('asymloop')
     one, two, three = (forward_breakdown(config, 1, 16, num_iterations=k) for k in (1, 2, 3))
