@@ -135,7 +135,10 @@ class ResultsWriter(CallbackWithConfig):
 
 def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
     """A configuration as dictionaries, lists and scalars, its references resolved."""
-    return OmegaConf.to_container(OmegaConf.create(config), resolve=True)  # type: ignore[return-value]
+    container = config if OmegaConf.is_config(config) else OmegaConf.create(dict(config))
+    plain = OmegaConf.to_container(container, resolve=True)
+    assert isinstance(plain, dict)
+    return {str(key): value for key, value in plain.items()}
 
 
 def _peak_bytes() -> int:

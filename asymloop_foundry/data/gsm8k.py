@@ -167,7 +167,7 @@ def read_questions(path: str | Path) -> list[Row]:
         raise FileNotFoundError(
             f'{path} does not exist; give a folder with train.jsonl and test.jsonl of GSM8K.'
         )
-    rows = []
+    rows: list[Row] = []
     for number, line in enumerate(path.read_text(encoding='utf-8').splitlines(), start=1):
         try:
             row = json.loads(line)

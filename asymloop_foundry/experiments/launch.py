@@ -103,7 +103,7 @@ class Launch:
         }
         if OmegaConf.select(base, 'algorithms.alrs') is not None:
             defaults['algorithms.alrs.mode'] = 'alrs'
-        elif settings.get('algorithms.alrs.mode') == 'uniform':
+        elif settings.get('algorithms.alrs.mode') == 'uniform' and not self._sets_alrs():
             del settings['algorithms.alrs.mode']
         return {
             key: value
@@ -168,6 +168,10 @@ class Launch:
             return subprocess.run(
                 launcher, cwd=repository_root(), stdout=log, stderr=subprocess.STDOUT, check=False
             ).returncode
+
+    def _sets_alrs(self) -> bool:
+        """Whether further keys would switch ALRS on, whose mode is ``alrs`` by default."""
+        return any(argument.startswith('algorithms.alrs') for argument in self.extra)
 
     def _data_settings(self) -> dict[str, Any]:
         settings: dict[str, Any] = {}

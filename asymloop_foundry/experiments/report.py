@@ -67,13 +67,18 @@ def table_text(
 def _long(rows: Sequence[Row], records: Sequence[Record], scale: str, markdown: bool) -> str:
     """One line for each printed number."""
     with_seeds = any(len(row.seeds) > 1 for row in rows) or _most_seeds(rows, records, scale) > 1
-    headers = ['row', 'quantity', 'paper', 'ours', 'ours - paper']
+    headers = ['row', 'quantity', 'paper', 'ours']
+    absolute = (
+        scale == 'paper'
+    )  # the loss of another size and text has no difference worth printing
+    if absolute:
+        headers.append('ours - paper')
     relative = any(_is_loss(cell) for row in rows for cell in row.cells)
     if relative:
         headers += ['dCE paper', 'dCE ours']
     if with_seeds:
         headers.append('seeds')
-    first = {}
+    first: dict[tuple[str, str], tuple[Row, Cell]] = {}
     for row in rows:
         for cell in _shown(row.cells):
             first.setdefault((RUNS[row.run].scale, cell.metric), (row, cell))
@@ -87,12 +92,12 @@ def _long(rows: Sequence[Row], records: Sequence[Record], scale: str, markdown: 
                 _column(cell),
                 _number(cell.paper, cell.digits, cell.spread),
                 MISSING if mean is None else _number(mean, cell.digits, _spread(ours, cell)),
-                '' if mean is None else f'{mean - cell.paper:+.{cell.digits}f}',
             ]
+            if absolute:
+                line.append('' if mean is None else f'{mean - cell.paper:+.{cell.digits}f}')
             if relative:
-                line += _relative(
-                    cell, ours, *first[RUNS[row.run].scale, cell.metric], records, scale
-                )
+                of_scale = first[RUNS[row.run].scale, cell.metric]
+                line += _relative(cell, ours, of_scale, records, scale)
             if with_seeds:
                 line.append(str(len(ours)))
             lines.append(line)
@@ -167,18 +172,18 @@ def _true_ce(printed: float, metric: str) -> float:
 def _relative(
     cell: Cell,
     ours: dict[int, float],
-    first_row: Row,
-    first_cell: Cell,
+    first: tuple[Row, Cell],
     records: Sequence[Record],
     scale: str,
 ) -> list[str]:
     """CE less the first row's, printed and ours; of seeds that both rows have."""
     if not _is_loss(cell):
         return ['', '']
+    first_row, first_cell = first
     printed = _true_ce(cell.paper, cell.metric) - _true_ce(first_cell.paper, first_cell.metric)
-    first = values(records, first_row.run, 'ce', scale)
-    both = sorted(set(ours) & set(first))
-    mine = statistics.fmean(ours[s] - first[s] for s in both) if both else None
+    theirs = values(records, first_row.run, 'ce', scale)
+    both = sorted(set(ours) & set(theirs))
+    mine = statistics.fmean(ours[s] - theirs[s] for s in both) if both else None
     return [f'{printed:+.4f}', MISSING if mine is None else f'{mine:+.4f}']
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from ..files import RESULTS_FILE
-from .paper import ACCURACY_COLUMNS
 from .runs import RUNS, SCALES
 
 __all__ = ['TASKS', 'collect', 'load_results', 'values']
@@ -124,8 +123,9 @@ def _metric(record: Mapping[str, Any], metric: str) -> float | None:
         by_task = record.get('accuracy', {}).get(shots, {})
         if task != 'avg':
             return by_task.get(task)
-        tasks = [by_task.get(name) for name in ACCURACY_COLUMNS if name != 'avg']
-        return None if None in tasks else statistics.fmean(tasks)  # type: ignore[arg-type]
+        if any(name not in by_task for name in TASKS):
+            return None
+        return statistics.fmean(by_task[name] for name in TASKS)
     return record.get(metric)
 
 

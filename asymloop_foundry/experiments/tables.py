@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every row of the paper's result tables: the run behind it, what is read off it, the printed value."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from . import paper
@@ -79,7 +79,7 @@ TABLES = {
 }
 
 
-def _accuracies(printed: dict[int, tuple[float, ...]]) -> tuple[Cell, ...]:
+def _accuracies(printed: Mapping[int, Sequence[float]]) -> tuple[Cell, ...]:
     return tuple(
         Cell(f'{task} {shots}-shot', f'acc/{task}/{shots}', value, 2)
         for shots, values in printed.items()
@@ -181,8 +181,8 @@ def _rows() -> Iterator[Row]:
 
     for system, accuracy in paper.GSM8K_ACCURACY.items():
         name = MAIN_RUN[system]
-        cells = (Cell('accuracy (%)', 'gsm8k', accuracy, 2),)
-        yield Row(f'13/{name}', '13', LABELS[system], f'1b-gsm8k-{name}', cells)
+        cell = Cell('accuracy (%)', 'gsm8k', accuracy, 2)
+        yield Row(f'13/{name}', '13', LABELS[system], f'1b-gsm8k-{name}', (cell,))
 
     for (scale, system), (ce, ppl) in paper.MOE_VALIDATION.items():
         name = MAIN_RUN[system]

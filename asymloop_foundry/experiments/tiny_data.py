@@ -71,12 +71,11 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _documents(paths: Sequence[str]) -> Iterator[str]:
-    from ..data.sources import decode_block, find_sources, read_blocks
+    from ..data.sources import Block, decode_block, find_sources, read_blocks
 
     for block in read_blocks(find_sources(paths), 'text'):
-        for text in decode_block(block, 'text', skip_unreadable=False).texts:
-            if text:
-                yield text
+        assert isinstance(block, Block)  # what cannot be read raises
+        yield from filter(None, decode_block(block, 'text', skip_unreadable=False).texts)
 
 
 def _absolute(paths: Sequence[str]) -> list[str]:

@@ -159,7 +159,13 @@ def test_foundrys_loader_takes_solution_and_eos_into_the_loss_and_nothing_of_the
         'target_responses': 'last',
     }
     loader = build_finetuning_dataloader(
-        t5, 4, dataset, num_workers=0, prefetch_factor=None, persistent_workers=False
+        t5,
+        4,
+        dataset,
+        num_workers=0,
+        prefetch_factor=None,
+        persistent_workers=False,
+        pin_memory=False,
     ).dataloader
     batch = next(iter(loader))
     held_out = json.loads(script.DEV_INDICES.read_text())

@@ -41,6 +41,12 @@ def test_keys_that_the_yaml_has_already_are_not_repeated():
     }
 
 
+def test_keys_of_alrs_do_not_switch_it_on_where_rates_are_uniform():
+    changed = ('algorithms.alrs.update_interval=10ba',)
+    config = merged_config(Launch(RUNS['60m-dense'], 'tiny', extra=changed))
+    assert config.algorithms.alrs == {'mode': 'uniform', 'update_interval': '10ba'}
+
+
 def test_each_seed_is_a_run_of_its_own(capsys):
     main(['command', '10/135m-full-loop-k2'])
     lines = capsys.readouterr().out.splitlines()
