@@ -3,16 +3,18 @@
 
 import argparse
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from ..experiments.paper import ACCURACY_BY_SCALE
-from .loading import Loaded, load
+from .loading import Loaded, load, local_copy
 
 __all__ = ['main']
 
+YAMLS = Path(__file__).resolve().parents[2] / 'yamls' / 'eval'
 DTYPES = {'fp32': torch.float32, 'bf16': torch.bfloat16}
 
 
@@ -20,7 +22,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; errors that a user can mend go to stderr without a traceback."""
     args = _parser().parse_args(argv)
     try:
-        args.run(args)
+        with local_copy(args.checkpoint) as path:
+            args.run(args, path)
     except (ValueError, FileNotFoundError) as error:
         print(f'error: {error}', file=sys.stderr)
         return 1
@@ -46,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     icl = _command(commands, 'icl', _icl, "Foundry's gauntlet on the same seven tasks")
     icl.add_argument('--data', default='./data/icl', help='what data_prep/convert_icl.py wrote')
     icl.add_argument('--shots', type=int, nargs='+', default=[0], help='default: 0')
-    icl.add_argument('--batches', type=int, help='only so many batches of each task')
+    icl.add_argument('--batches', type=int, default=-1, help='only so many batches of each task')
 
     gsm8k = _command(commands, 'gsm8k', _gsm8k, 'GSM8K, greedy: Table 13')
     gsm8k.add_argument('--data', help='a test.jsonl of GSM8K, or its folder; default: the hub')
@@ -62,29 +65,32 @@ def _command(commands: argparse._SubParsersAction, name: str, run, text: str):  
     add('--tokenizer', help='folder or hub name, where the checkpoint has none')
     add('--num-iterations', type=int, metavar='K', help="default: the configuration's")
     add('--batch-size', type=int, default=16, help='default: 16')
+    add('--max-length', type=int, help="positions; default: the model's")
     add('--device', default='cuda' if torch.cuda.is_available() else 'cpu')
     add('--dtype', choices=DTYPES, default='fp32', help='default: fp32')
     parser.set_defaults(run=run)
     return parser
 
 
-def _load(args: argparse.Namespace) -> Loaded:
-    return load(
-        args.checkpoint, args.tokenizer, args.num_iterations, args.device, DTYPES[args.dtype]
-    )
+def _load(args: argparse.Namespace, path: Path) -> Loaded:
+    return load(path, args.tokenizer, args.num_iterations, args.device, DTYPES[args.dtype])
 
 
 def _out(args: argparse.Namespace) -> Path:
+    if args.out is None and '://' in args.checkpoint:
+        return Path('evaluation')
     return Path(args.out or Path(args.checkpoint).resolve().parent / 'evaluation')
 
 
-def _harness(args: argparse.Namespace) -> None:
+def _harness(args: argparse.Namespace, path: Path) -> None:
     from .harness import accuracy_table, evaluate, paper_row, result_path, write
     from .scorer import ContinuationScorer
     from .tasks import TASKS
 
-    loaded = _load(args)
-    scorer = ContinuationScorer(loaded.model, loaded.tokenizer, args.batch_size)
+    loaded = _load(args, path)
+    scorer = ContinuationScorer(
+        loaded.model, loaded.tokenizer, args.batch_size, max_length=args.max_length
+    )
     row = tuple(args.paper_row.split('/')) if args.paper_row else paper_row(loaded.model.config)
     facts = {
         'checkpoint': str(args.checkpoint),
@@ -102,21 +108,37 @@ def _harness(args: argparse.Namespace) -> None:
             args.limit,
             _out(args) if args.samples else None,
         )
-        path = result_path(_out(args), shots)
-        write(path, results, **facts)
-        print(f'{accuracy_table(results, shots, row)}\nwritten to {path}\n', flush=True)
+        written = result_path(_out(args), shots)
+        write(written, results, **facts)
+        print(f'{accuracy_table(results, shots, row)}\nwritten to {written}\n', flush=True)
 
 
-def _icl(args: argparse.Namespace) -> None:
-    from .gauntlet import run_gauntlet
+def _icl(args: argparse.Namespace, path: Path) -> None:
+    from .gauntlet import gauntlet_config, run_gauntlet
 
-    run_gauntlet(args)
+    with tempfile.TemporaryDirectory() as folder:
+        config = gauntlet_config(
+            path,
+            args.data,
+            YAMLS,
+            folder,
+            args.tokenizer,
+            args.shots,
+            args.num_iterations,
+            args.batch_size,
+            {'fp32': 'fp32', 'bf16': 'amp_bf16'}[args.dtype],
+            args.batches,
+            args.max_length,
+        )
+        out = _out(args)
+        run_gauntlet(config, out)
+    print(f'written to {out / "gauntlet.json"}')
 
 
-def _gsm8k(args: argparse.Namespace) -> None:
+def _gsm8k(args: argparse.Namespace, path: Path) -> None:
     from .gsm8k import report, score_gsm8k
 
-    loaded = _load(args)
+    loaded = _load(args, path)
     results = score_gsm8k(
         loaded.model,
         loaded.tokenizer,

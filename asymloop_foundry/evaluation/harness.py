@@ -51,6 +51,7 @@ def evaluate(
     logging.getLogger('lm_eval').setLevel(logging.ERROR)
     sources = None if data is None else find_sources(data, tasks)
     merged: dict[str, Any] = {}
+    scorer.n_truncated = 0
     with tempfile.TemporaryDirectory() as folder:
         manager = task_manager(tasks, folder, sources)
         for task in tasks:
@@ -61,9 +62,9 @@ def evaluate(
                 task_manager=manager,
                 limit=limit,
                 log_samples=samples is not None,
-                random_seed=None,  # type: ignore[arg-type]
-                numpy_random_seed=None,  # type: ignore[arg-type]
-                torch_random_seed=None,  # type: ignore[arg-type]
+                random_seed=None,
+                numpy_random_seed=None,
+                torch_random_seed=None,
                 fewshot_random_seed=FEWSHOT_SEED,
             )
             assert found is not None  # this scorer is rank 0 of 1 to lm-eval, on every rank

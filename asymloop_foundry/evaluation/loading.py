@@ -4,13 +4,15 @@
 import datetime
 import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from composer.utils import get_file
 from torch import nn
 from torch.torch_version import TorchVersion
 from transformers import (
@@ -24,7 +26,14 @@ from ..models.configuration_asymloop import AsymLoopConfig
 from ..models.modeling_asymloop import AsymLoopForCausalLM
 from .tokenizers import without_special_tokens
 
-__all__ = ['Loaded', 'checkpoint_config', 'checkpoint_tokenizer', 'load', 'read_checkpoint']
+__all__ = [
+    'Loaded',
+    'checkpoint_config',
+    'checkpoint_tokenizer',
+    'load',
+    'local_copy',
+    'read_checkpoint',
+]
 
 # What a Composer checkpoint holds beside tensors and plain values: random states and versions.
 _HARMLESS = [
@@ -33,7 +42,7 @@ _HARMLESS = [
     np.dtypes.UInt32DType,
     datetime.timedelta,
     TorchVersion,
-    np._core.multiarray._reconstruct,
+    np.core.multiarray._reconstruct,
 ]
 
 
@@ -94,6 +103,18 @@ def load(
     if num_iterations is not None:
         model.config.num_iterations = model.config.check_iterations(num_iterations)
     return Loaded(model.to(device).eval(), without_special_tokens(named), step)
+
+
+@contextmanager
+def local_copy(source: str) -> Iterator[Path]:
+    """The checkpoint itself, or for an ``s3://``, ``gs://`` or ``oci://`` one a copy while in use."""
+    if '://' not in source:
+        yield Path(source)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / source.rsplit('/', 1)[1]
+        get_file(source, str(path), progress_bar=True)
+        yield path
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:

@@ -37,6 +37,7 @@ class ContinuationScorer(HFLM):
         tokenizer: its tokenizer.
         batch_size: rows per forward pass.
         precision: makes the context that forward passes run in, such as Composer's autocast.
+        max_length: positions of a prompt with its continuation; by default the model's.
     """
 
     def __init__(
@@ -45,13 +46,15 @@ class ContinuationScorer(HFLM):
         tokenizer: PreTrainedTokenizerBase,
         batch_size: int = 16,
         precision: Callable[[], AbstractContextManager] = nullcontext,
+        max_length: int | None = None,
     ):
         super().__init__(
-            pretrained=model,  # type: ignore[arg-type]
+            pretrained=model,
             backend='causal',
             tokenizer=tokenizer,
             batch_size=batch_size,
             add_bos_token=False,
+            max_length=max_length,
         )
         self.precision = precision
         self.n_truncated = 0
@@ -111,7 +114,7 @@ class ContinuationScorer(HFLM):
             if len(continuation) > self.max_length:
                 raise ValueError(
                     f"a continuation of {len(continuation)} tokens does not fit the model's "
-                    f'{self.max_length} positions; this model cannot be scored on this task.'
+                    f'{self.max_length} positions; give a larger --max-length (rotary positions go on).'
                 )
             row = context + continuation
             self.n_truncated += len(row) > self.max_length + 1
