@@ -177,9 +177,9 @@ def test_after_a_killed_group_the_same_folder_can_be_streamed_into_again(
         assert sum(1 for _ in dataset(data, **options)) == ROWS
 
     remove_dead_shared_memory()
+    alive = dataset(data)
     assert os.WTERMSIG(in_group(begin_and_die)) == signal.SIGKILL
     assert in_group(find_it_refused) == 0
-    alive = dataset(data)
     names = set(os.listdir('/dev/shm'))
     removed = remove_dead_shared_memory()
     assert any(name.endswith('_locals') for name in removed)
