@@ -56,6 +56,7 @@ class Harness(Callback):
         self.data = data
         self.batch_size = batch_size
         self.limit = limit
+        self.last_step = -1
         for task in self.tasks:
             if task not in TASKS:
                 raise ValueError(
@@ -66,7 +67,11 @@ class Harness(Callback):
 
     def run_event(self, event: Event, state: State, logger: Logger) -> None:
         """Evaluates where checkpoints are saved, if it is time."""
-        if event in (Event.BATCH_CHECKPOINT, Event.EPOCH_CHECKPOINT) and self.due(state, event):
+        if event not in (Event.BATCH_CHECKPOINT, Event.EPOCH_CHECKPOINT):
+            return
+        # At the end of training both events are due, for the same weights.
+        if self.due(state, event) and state.timestamp.batch.value != self.last_step:
+            self.last_step = state.timestamp.batch.value
             self.evaluate(state, logger)
 
     def evaluate(self, state: State, logger: Logger) -> None:

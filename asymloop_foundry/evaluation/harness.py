@@ -5,11 +5,13 @@ import json
 import logging
 import statistics
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import lm_eval
+from composer.utils import reproducibility
 from lm_eval.utils import handle_non_serializable
 
 from ..experiments.paper import ACCURACY_BY_SCALE, ACCURACY_COLUMNS, ARCHITECTURES
@@ -35,7 +37,7 @@ def evaluate(
 ) -> dict[str, Any]:
     """Runs tasks through lm-eval, one after the other so that one task's requests are held at a time.
 
-    No global random state is touched, so that this can run in the middle of training.
+    Random states are left as they were, so that this can run in the middle of training.
 
     Args:
         scorer: the model.
@@ -52,7 +54,7 @@ def evaluate(
     sources = None if data is None else find_sources(data, tasks)
     merged: dict[str, Any] = {}
     scorer.n_truncated = 0
-    with tempfile.TemporaryDirectory() as folder:
+    with _random_state_kept(), tempfile.TemporaryDirectory() as folder:
         manager = task_manager(tasks, folder, sources)
         for task in tasks:
             found = lm_eval.simple_evaluate(
@@ -173,3 +175,13 @@ def _write_samples(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
             for row in rows
         ),
     )
+
+
+@contextmanager
+def _random_state_kept() -> Iterator[None]:
+    """lm-eval draws from Python's generator even where no seed is given."""
+    states = reproducibility.get_rng_state()
+    try:
+        yield
+    finally:
+        reproducibility.load_rng_state(states)
