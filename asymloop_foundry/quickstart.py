@@ -96,7 +96,12 @@ def main(argv: list[str] | None = None) -> None:
         train_tokenizer(train_text, out / 'tokenizer', 4096)
 
     _say(f'3/5 Streaming shards of 128-token rows -> {out / "data"}')
-    convert = [sys.executable, ROOT / 'data_prep' / 'convert_fineweb.py', '--out', out / 'data']
+    convert: list[str | Path] = [
+        sys.executable,
+        ROOT / 'data_prep' / 'convert_fineweb.py',
+        '--out',
+        out / 'data',
+    ]
     convert += ['--train', train_text, '--val', val_text, '--tokenizer', out / 'tokenizer']
     convert += ['--seq-len', '128', '--row-format', 'packed']
     subprocess.run(convert, check=True)

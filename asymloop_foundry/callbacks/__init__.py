@@ -1,1 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
+"""Composer callbacks: records of a run, and evaluation during training."""

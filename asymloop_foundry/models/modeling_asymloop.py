@@ -148,10 +148,8 @@ class Block(nn.Module):
         self.attn_norm = nn.RMSNorm(config.d_model, eps=config.norm_eps)
         self.attn = Attention(config, local_kv, qk_norm)
         self.ffn_norm = nn.RMSNorm(config.d_model, eps=config.norm_eps)
-        if config.n_experts:
-            self.ffn = MixtureOfExperts(config, (SwiGLU(config) for _ in range(config.n_experts)))
-        else:
-            self.ffn = SwiGLU(config)
+        experts = (SwiGLU(config) for _ in range(config.n_experts))
+        self.ffn = MixtureOfExperts(config, experts) if config.n_experts else SwiGLU(config)
 
     def forward(
         self,

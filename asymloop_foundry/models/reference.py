@@ -124,10 +124,10 @@ def reference_logits(
             ).sum(-1)
             chosen.append(score[..., j] * (before < expert_top_k))
             outputs.append(swiglu(u, f'{name}.experts.{j}'))
-        total = sum(chosen) if normalize_expert_weights else 1.0
-        return sum(
-            (weight / total)[..., None] * y for weight, y in zip(chosen, outputs, strict=True)
-        )
+        weight_BNE = torch.stack(chosen, dim=-1)
+        if normalize_expert_weights:
+            weight_BNE = weight_BNE / weight_BNE.sum(dim=-1, keepdim=True)
+        return (weight_BNE[..., None, :] * torch.stack(outputs, dim=-1)).sum(dim=-1)
 
     def layer(x: Tensor, name: str, k_global: Tensor | None, v_global: Tensor | None) -> Tensor:
         u = rms_norm(x, f'{name}.attn_norm')
