@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 # What a Composer checkpoint holds beside tensors and plain values: random states and versions.
-_HARMLESS = [
+_HARMLESS: list[Any] = [
     np.dtype,
     np.ndarray,
     np.dtypes.UInt32DType,

@@ -1,4 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
+import json
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from lm_eval.api.instance import Instance
@@ -103,3 +108,18 @@ def test_a_prompt_longer_than_the_context_loses_its_beginning(t5_model, t5_token
     assert scorer.n_truncated == 1
     with pytest.raises(ValueError, match='--max-length'):
         scorer._loglikelihood_tokens([('', short, list(range(7, 20)))])
+
+
+def test_two_ranks_share_the_work_and_both_get_every_score(t5_tokenizer_dir, tmp_path):
+    out = tmp_path / 'scores.json'
+    command = [sys.executable, '-m', 'torch.distributed.run', '--standalone']
+    command += ['--nproc_per_node', '2', str(Path(__file__).with_name('scoring_on_ranks.py'))]
+    done = subprocess.run(
+        [*command, str(out), str(t5_tokenizer_dir)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    (first, n_first, alone), (second, n_second, _) = json.loads(out.read_text())
+    assert first == second
+    assert [score for score, _ in first] == pytest.approx([score for score, _ in alone], abs=1e-4)
+    # Under FSDP a forward pass is a collective: the ranks must make as many, and half of all.
+    assert n_first == n_second == 3
