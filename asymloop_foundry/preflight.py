@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
+from composer.utils import dist, get_device
 from llmfoundry.utils.builders import build_tokenizer
 
 from asymloop_foundry.data.checks import check_loaders, check_tokenizer, check_training_data
@@ -112,6 +113,8 @@ def _check_checkpointing(cfg: Mapping[str, Any], model: Mapping[str, Any]) -> No
 def _check_data(cfg: Mapping[str, Any]) -> None:
     tokenizer = cfg['tokenizer']
     name, kwargs = tokenizer['name'], dict(tokenizer.get('kwargs') or {})
+    # Foundry fetches a tokenizer once a node, for which its ranks must know each other.
+    dist.initialize_dist(get_device(None), timeout=cfg.get('dist_timeout', 600.0))
     try:
         built = build_tokenizer(name, kwargs)
     except ValueError as error:

@@ -24,6 +24,7 @@ from .configuration_asymloop import AsymLoopConfig
 from .cross_entropy import linear_cross_entropy
 from .joint_attention import joint_attention
 from .moe import AsymLoopOutput, MixtureOfExperts, router_losses
+from .reference import reference_joint_attention  # noqa: F401 (an export carries what is imported here)
 
 Rope = tuple[Tensor, Tensor]
 KeysValues = tuple[Tensor, Tensor]
