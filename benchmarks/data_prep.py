@@ -11,9 +11,9 @@ of the processes included, every time into an empty folder.
 
 import json
 import os
-import resource
 import shutil
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -88,6 +88,30 @@ def _pad_token(tokenizer_dir: str) -> str | None:
     return None if config.get('pad_token') else '<empty_output>'
 
 
+class PeakMemory(threading.Thread):
+    """High-water mark of the resident memory of this process's workers."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.bytes = 0
+        self.done = threading.Event()
+
+    def run(self) -> None:
+        """Look at every worker's own record until told to stop."""
+        own = Path(f'/proc/{os.getpid()}')
+        while not self.done.wait(0.05):
+            for task in own.glob('task/*/children'):
+                try:
+                    for child in task.read_text().split():
+                        command = Path(f'/proc/{child}/cmdline').read_text()
+                        status = Path(f'/proc/{child}/status').read_text()
+                        if 'spawn_main' in command and 'VmHWM' in status:
+                            peak = status.split('VmHWM:')[1].split()[0]
+                            self.bytes = max(self.bytes, int(peak) * 1024)
+                except OSError:
+                    continue  # it has ended
+
+
 def main() -> None:
     import statistics
 
@@ -128,6 +152,8 @@ def main() -> None:
         shutil.rmtree(out)
         rates: dict[str, list[float]] = {name: [] for name in candidates}
         order = list(candidates)
+        memory = PeakMemory()
+        memory.start()
         for _ in range(rounds):
             for name in order:
                 start = time.perf_counter()
@@ -135,7 +161,8 @@ def main() -> None:
                 rates[name].append(tokens / (time.perf_counter() - start))
                 shutil.rmtree(out)
             order.reverse()
-        worker_bytes = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+        memory.done.set()
+        worker_bytes = memory.bytes
 
     for name, values in rates.items():
         print(f'  {name:<20} {statistics.median(values):12,.0f} tokens/s   {len(values)} rounds')

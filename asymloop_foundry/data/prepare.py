@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tokenize a split's documents in many processes and write them as MDS shards.
 
-One process reads blocks of documents in order and writes rows in order; the others only tokenize.
-So the bytes do not depend on the number of workers, nor on where an earlier attempt was stopped.
+This process reads blocks of documents in order and writes rows in order; the others only tokenize,
+and so does this one when it has nothing else to do. So the bytes do not depend on the number of
+workers, nor on where an earlier attempt was stopped.
 """
 
 from __future__ import annotations
@@ -11,19 +12,18 @@ import copy
 import dataclasses
 import multiprocessing
 import os
-import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing.connection import wait
 from pathlib import Path
 
 import numpy as np
 from filelock import FileLock, Timeout
 from tqdm import tqdm
 
-from asymloop_foundry.data.encoding import DocumentEncoder, Encoder
+from asymloop_foundry.data.documents import Block, Unreadable
+from asymloop_foundry.data.encoding import Encoder
 from asymloop_foundry.data.manifest import (
     INDEX_NAME,
     MANIFEST_NAME,
@@ -32,9 +32,10 @@ from asymloop_foundry.data.manifest import (
     read_manifest,
 )
 from asymloop_foundry.data.remote import fetch_text, is_remote
-from asymloop_foundry.data.rows import end_documents, pack_tokens, pad_documents
+from asymloop_foundry.data.rows import pack_tokens, pad_documents
 from asymloop_foundry.data.shards import OutputError, Resume, UnfinishedSplit, refuse_other_request
-from asymloop_foundry.data.sources import Block, Unreadable, decode_block, read_blocks
+from asymloop_foundry.data.sources import read_blocks
+from asymloop_foundry.data.work import Encoded, Job, Worker, run_worker, start_worker
 
 # Half of MDSWriter's default: a restart repeats less, and the writing process, which holds the
 # shard in several forms at once beside a gigabyte's three quarters of libraries, stays below 1 GiB.
@@ -54,112 +55,70 @@ def rows_per_shard(seq_len: int) -> int:
     return max(1, SHARD_BYTES // (4 * seq_len))
 
 
-@dataclasses.dataclass(frozen=True)
-class _Job:
-    """What a worker needs to know."""
+@dataclasses.dataclass
+class _Task:
+    """A block on its way."""
 
-    encoder: Encoder
-    text_column: str
-    skip_unreadable: bool
-    eos_id: int
-    pad_id: int
-    row_format: str
-    seq_len: int
+    block: Block | Unreadable
+    future: Future[Encoded] | None = None
+    encoded: Encoded | None = None
 
+    def done(self) -> bool:
+        return self.future is None or self.future.done()
 
-@dataclasses.dataclass(frozen=True)
-class _Encoded:
-    """A block's documents, as :func:`asymloop_foundry.data.rows.end_documents` gives them."""
+    def steal(self, worker: Worker) -> bool:
+        """Encode the block here if no other process has begun to."""
+        if self.future is None or not isinstance(self.block, Block) or not self.future.cancel():
+            return False
+        self.encoded = worker(self.block)
+        self.future = None
+        return True
 
-    ids: np.ndarray
-    kept: np.ndarray
-    full: np.ndarray
-    skipped: int
-    reason: str | None
-
-
-class _Worker:
-    def __init__(self, job: _Job) -> None:
-        self.job = job
-        self.encode: DocumentEncoder = job.encoder.build()
-
-    def __call__(self, block: Block) -> _Encoded:
-        job = self.job
-        documents = decode_block(block, job.text_column, job.skip_unreadable)
-        ids_T, kept_C, full_C = end_documents(
-            self.encode(documents.texts), job.eos_id, job.pad_id, job.row_format, job.seq_len
-        )
-        return _Encoded(ids_T, kept_C, full_C, documents.skipped, documents.reason)
-
-
-_worker: _Worker | None = None
-
-
-def _start_worker(job: _Job) -> None:
-    global _worker
-    # The library's own threads would compete with the other workers.
-    os.environ['TOKENIZERS_PARALLELISM'] = 'false'
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    _worker = _Worker(job)
-
-
-def _end_with_parent() -> None:
-    """A worker whose parent was killed would wait for work for ever."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        wait([parent.sentinel])
-        os._exit(1)
-
-
-def _run_worker(block: Block) -> _Encoded:
-    assert _worker is not None
-    return _worker(block)
+    def result(self) -> tuple[Block, Encoded] | Unreadable:
+        if isinstance(self.block, Unreadable):
+            return self.block
+        if self.encoded is not None:
+            return self.block, self.encoded
+        assert self.future is not None
+        try:
+            return self.block, self.future.result()
+        except BrokenProcessPool as error:
+            raise OutputError(
+                f'a worker process died before it finished {self.block.where}, perhaps for want '
+                'of memory. Give the same command again, with fewer --workers if it did: it goes '
+                'on where it stopped.'
+            ) from error
 
 
 def _encode_blocks(
-    blocks: Iterator[Block | Unreadable], job: _Job, workers: int
-) -> Iterator[tuple[Block, _Encoded] | tuple[Unreadable, None]]:
+    blocks: Iterator[Block | Unreadable], job: Job, workers: int
+) -> Generator[tuple[Block, Encoded] | Unreadable, None, None]:
     """Encode blocks, in order, with a bounded number of them under way."""
+    os.environ.setdefault('TOKENIZERS_PARALLELISM', 'false')
+    own = Worker(job)
     if workers == 1:
-        os.environ.setdefault('TOKENIZERS_PARALLELISM', 'false')
-        worker = _Worker(job)
         for block in blocks:
-            yield (block, worker(block)) if isinstance(block, Block) else (block, None)
+            yield (block, own(block)) if isinstance(block, Block) else block
         return
     context = multiprocessing.get_context('spawn')
-    pool = ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=(job,))
-    pending: deque[tuple[Block | Unreadable, Future[_Encoded] | None]] = deque()
+    pool = ProcessPoolExecutor(workers - 1, context, initializer=start_worker, initargs=(job,))
+    tasks: deque[_Task] = deque()
+    more = True
     try:
-        done = False
-        while pending or not done:
-            while not done and len(pending) < 2 * workers + 2:
-                block = next(blocks, None)
-                if block is None:
-                    done = True
-                elif isinstance(block, Block):
-                    pending.append((block, pool.submit(_run_worker, block)))
+        while tasks or more:
+            while more and len(tasks) < 4 * workers:
+                following = next(blocks, None)
+                if following is None:
+                    more = False
+                elif isinstance(following, Block):
+                    tasks.append(_Task(following, pool.submit(run_worker, following)))
                 else:
-                    pending.append((block, None))
-            if not pending:
-                break
-            block, future = pending.popleft()
-            if isinstance(block, Unreadable) or future is None:
-                yield block, None  # type: ignore[misc]
-            else:
-                yield block, _result(block, future)
+                    tasks.append(_Task(following))
+            # From the far end, where the others come last.
+            if tasks and (tasks[0].done() or not any(task.steal(own) for task in reversed(tasks))):
+                yield tasks.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def _result(block: Block, future: Future[_Encoded]) -> _Encoded:
-    try:
-        return future.result()
-    except BrokenProcessPool as error:
-        raise OutputError(
-            f'a worker process died before it finished {block.where}, perhaps for want of memory. '
-            'Give the same command again, with fewer --workers if it did: it goes on where it '
-            'stopped.'
-        ) from error
 
 
 class _RowBuilder:
@@ -183,7 +142,7 @@ class _RowBuilder:
         self.counts.groups_skipped += 1
         self._note(unreadable.reason)
 
-    def add(self, block: Block, encoded: _Encoded) -> None:
+    def add(self, block: Block, encoded: Encoded) -> None:
         before = Resume(block.position, 0, copy.copy(self.counts), tuple(self.skipped))
         taken = self._within_limits(encoded.kept)
         kept_C, full_C = encoded.kept[:taken], encoded.full[:taken]
@@ -309,7 +268,7 @@ def prepare_split(
         encoder: The tokenizer of ``request.tokenizer``, ready to be sent to the workers.
         out: Folder in which the split's folder will lie, local or an object store's
             (``s3://``, ``gs://``, ``oci://``).
-        workers: Processes that tokenize; with one, this process does it.
+        workers: Processes that tokenize, this one included.
         staging: Local folder for unfinished work where ``out`` is an object store.
         progress: Whether to show a progress bar.
 
@@ -390,7 +349,7 @@ def _fill(
     split: UnfinishedSplit, request: Request, encoder: Encoder, workers: int, progress: bool
 ) -> None:
     skip = request.on_error == 'skip'
-    job = _Job(
+    job = Job(
         encoder=encoder,
         text_column=request.text_column,
         skip_unreadable=skip,
@@ -411,10 +370,11 @@ def _fill(
         disable=not progress,
     )
     try:
-        for block, encoded in encoded_blocks:
-            if encoded is None or isinstance(block, Unreadable):
-                builder.pass_over(block)  # type: ignore[arg-type]
+        for item in encoded_blocks:
+            if isinstance(item, Unreadable):
+                builder.pass_over(item)
                 continue
+            block, encoded = item
             builder.add(block, encoded)
             bar.update(builder.counts.tokens_kept - bar.n)
             bar.set_postfix_str(

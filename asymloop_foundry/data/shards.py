@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from asymloop_foundry.data.documents import Position
 from asymloop_foundry.data.manifest import (
     INDEX_NAME,
     MANIFEST_NAME,
@@ -34,7 +35,6 @@ from asymloop_foundry.data.manifest import (
     write_whole,
 )
 from asymloop_foundry.data.remote import open_uploader
-from asymloop_foundry.data.sources import Position
 
 COLUMNS = {'tokens': 'ndarray:int32'}
 COMPRESSION = 'zstd'

@@ -10,19 +10,35 @@ file does not matter. Every block has a position from which reading can start ag
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
-import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 from fsspec.implementations.local import LocalFileSystem
 
+from asymloop_foundry.data.documents import (
+    Block,
+    Position,
+    SourceError,
+    Unreadable,
+    decode_block,
+)
 from asymloop_foundry.data.manifest import Source
+
+__all__ = [
+    'Block',
+    'Position',
+    'SourceError',
+    'Unreadable',
+    'decode_block',
+    'find_sources',
+    'hub_shards',
+    'read_blocks',
+]
 
 HUB_REPO = 'HuggingFaceTB/smollm-corpus'
 HUB_CONFIG = 'fineweb-edu-dedup'
@@ -37,50 +53,6 @@ SUFFIXES = ('.parquet', *_LINES, *(line + packed for line in _LINES for packed i
 # over costs nothing.
 BLOCK_DOCUMENTS = 128
 BLOCK_BYTES = 1 << 20
-
-
-class SourceError(RuntimeError):
-    """A source cannot be read; the message names the file and the place."""
-
-
-class Position(NamedTuple):
-    """Where a block lies: file, row group (0 for lines), block within it."""
-
-    source: int
-    group: int
-    block: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Block:
-    """Some documents, not yet decoded.
-
-    Attributes:
-        position: Where it lies.
-        where: The same in words, for messages.
-        kind: ``texts``, ``jsonl`` or ``txt``.
-        payload: The texts (None for a null), or complete lines.
-        first_line: Number of the first line, from 1.
-    """
-
-    position: Position
-    where: str
-    kind: str
-    payload: list[str | bytes | None] | bytes
-    first_line: int = 1
-
-
-@dataclasses.dataclass(frozen=True)
-class Unreadable:
-    """A file or row group that was passed over.
-
-    Attributes:
-        position: Where it lies.
-        reason: What is wrong with it.
-    """
-
-    position: Position
-    reason: str
 
 
 def hub_shards(numbers: Sequence[int], revision: str = HUB_REVISION) -> list[str]:
@@ -354,91 +326,3 @@ def _line_blocks(stream: Any, path: str) -> Iterator[tuple[int, bytes]]:
         held = [data[cut:]] if cut < len(data) else []
     if held:
         yield line, b''.join(held)
-
-
-@dataclasses.dataclass
-class Documents:
-    """A block's documents.
-
-    Attributes:
-        texts: The texts; empty for a null.
-        skipped: Documents that could not be read.
-        reason: What was wrong with the first of them.
-    """
-
-    texts: list[str]
-    skipped: int = 0
-    reason: str | None = None
-
-
-def decode_block(block: Block, text_column: str, skip_unreadable: bool) -> Documents:
-    """Decode a block.
-
-    Args:
-        block: The block.
-        text_column: Key of a JSON line that holds the text.
-        skip_unreadable: Count what cannot be read instead of failing.
-
-    Returns:
-        Its documents in order. A line of ``.txt`` is a document; blank lines are none.
-
-    Raises:
-        SourceError: A line is not UTF-8, not JSON, or has no text.
-    """
-    documents = Documents(texts=[])
-    for place, value in _values(block):
-        try:
-            text = _text_of(block, value, text_column, place)
-        except SourceError as error:
-            if not skip_unreadable:
-                raise
-            documents.skipped += 1
-            documents.reason = documents.reason or str(error)
-        else:
-            if text is not None:
-                documents.texts.append(text)
-    return documents
-
-
-def _values(block: Block) -> Iterator[tuple[str, str | bytes | None]]:
-    if not isinstance(block.payload, bytes):
-        for row, value in enumerate(block.payload):
-            yield f'{block.where} (the {row + 1}. of them)', value
-        return
-    lines = block.payload.split(b'\n')
-    if not lines[-1]:
-        lines.pop()
-    for number, line in enumerate(lines, block.first_line):
-        if number == 1:
-            line = line.removeprefix(b'\xef\xbb\xbf')
-        yield f'{block.where}, line {number}', line
-
-
-def _text_of(block: Block, value: str | bytes | None, column: str, where: str) -> str | None:
-    if value is None or isinstance(value, str):
-        return value or ''
-    try:
-        line = value.decode('utf-8')
-    except UnicodeDecodeError as error:
-        raise SourceError(f'{where} is not UTF-8: {error}') from error
-    if block.kind == 'txt':
-        return line.removesuffix('\r') if line.strip() else None
-    if not line.strip():
-        return None
-    try:
-        row = json.loads(line)
-        # A lone surrogate is valid JSON, and no text.
-        text = row[column]
-        if text is not None:
-            text.encode('utf-8')
-    except json.JSONDecodeError as error:
-        raise SourceError(f'{where} is not JSON: {error}') from error
-    except UnicodeEncodeError as error:
-        raise SourceError(f'{where} is not valid Unicode: {error}') from error
-    except (KeyError, TypeError, AttributeError) as error:
-        keys = ', '.join(map(repr, row)) if isinstance(row, dict) else type(row).__name__
-        raise SourceError(
-            f'{where} has no text under the key {column!r} but {keys}: name the one that holds it '
-            'with --text-column.'
-        ) from error
-    return text or ''

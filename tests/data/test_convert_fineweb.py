@@ -3,29 +3,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
+import subprocess
+import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from data.preparing import make_texts, read_rows, write_jsonl
 
+from asymloop_foundry.data import command
 from asymloop_foundry.data.manifest import read_manifest
 
 
-@pytest.fixture(scope='module')
-def command() -> ModuleType:
-    path = Path(__file__).parents[2] / 'data_prep' / 'convert_fineweb.py'
-    spec = importlib.util.spec_from_file_location('convert_fineweb', path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_without_sources_it_plans_the_paper_s_data(command: ModuleType) -> None:
+def test_without_sources_it_plans_the_paper_s_data() -> None:
     args = command.parser().parse_args(['--out', 'x'])
     paths = command.plan(args)
     assert paths['train'][0].endswith('/fineweb-edu-dedup/train-00000-of-00234.parquet')
@@ -37,7 +27,7 @@ def test_without_sources_it_plans_the_paper_s_data(command: ModuleType) -> None:
     assert args.limit_tokens is None
 
 
-def test_named_sources_are_taken_whole_and_alone(command: ModuleType) -> None:
+def test_named_sources_are_taken_whole_and_alone() -> None:
     args = command.parser().parse_args(['--out', 'x', '--train', 'a.txt'])
     assert command.plan(args) == {'train': ['a.txt']}
     args = command.parser().parse_args(['--out', 'x', '--val', 'a.txt'])
@@ -48,12 +38,12 @@ def test_named_sources_are_taken_whole_and_alone(command: ModuleType) -> None:
 @pytest.mark.parametrize(
     ('text', 'numbers'), [('0-2', [0, 1, 2]), ('5', [5]), ('0,3,7-9', [0, 3, 7, 8, 9])]
 )
-def test_shards_are_numbers_and_ranges(text: str, numbers: list[int], command: ModuleType) -> None:
+def test_shards_are_numbers_and_ranges(text: str, numbers: list[int]) -> None:
     assert command.numbers(text) == numbers
 
 
 def test_real_text_is_prepared_verified_and_summed_up(
-    command: ModuleType, data_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    data_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     texts = data_dir / 'fineweb_edu'
     arguments = ['--out', str(tmp_path), '--train', str(texts / 'train_small.jsonl')]
@@ -92,7 +82,6 @@ def test_real_text_is_prepared_verified_and_summed_up(
 def test_bad_requests_end_in_one_line_that_says_what_to_do(
     arguments: list[str],
     message: str,
-    command: ModuleType,
     data_dir: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -109,7 +98,7 @@ def test_bad_requests_end_in_one_line_that_says_what_to_do(
 
 
 def test_smollm_is_prepared_with_a_reserved_token_as_its_pad(
-    command: ModuleType, data_dir: Path, tmp_path: Path
+    data_dir: Path, tmp_path: Path
 ) -> None:
     arguments = ['--train', str(write_jsonl(tmp_path / 'a.jsonl', make_texts(3)))]
     arguments += ['--tokenizer', str(data_dir / 'tokenizers' / 'smollm-135m')]
@@ -120,3 +109,18 @@ def test_smollm_is_prepared_with_a_reserved_token_as_its_pad(
     record = manifest.request.tokenizer
     assert (record.pad_token, record.eos_id) == ('<empty_output>', 0)
     assert read_rows(tmp_path / 'train')[0][-1] == record.pad_id != record.eos_id
+
+
+def test_the_script_is_the_command_and_light_for_workers_to_import() -> None:
+    script = Path(__file__).parents[2] / 'data_prep' / 'convert_fineweb.py'
+    shown = subprocess.run(
+        [sys.executable, script, '--help'], capture_output=True, text=True, check=True
+    )
+    assert 'Interrupted, the same command goes on where it stopped.' in shown.stdout
+    code = (
+        f'import runpy, sys; runpy.run_path({str(script)!r}, run_name="__mp_main__")\n'
+        'import asymloop_foundry.data.work\n'
+        'print([m for m in ("pyarrow", "fsspec", "transformers", "torch") if m in sys.modules])'
+    )
+    found = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == '[]'

@@ -121,7 +121,7 @@ def test_killed_again_and_again_it_still_gives_the_same_bytes(
 def test_sigkill_in_the_middle_of_work_leaves_no_process_and_loses_nothing(
     paths: list[Path], bpe: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
-    """Two worker processes; the parent is killed once its second shard is on the disk."""
+    """Two processes beside the first, which is killed once its second shard is on the disk."""
     make = partial(prepare, bpe, paths, row_format='padded', rows_per_shard=16)
     make(tmp_path / 'whole')
     out = tmp_path / 'out'
@@ -135,7 +135,7 @@ def test_sigkill_in_the_middle_of_work_leaves_no_process_and_loses_nothing(
 
         shards.UnfinishedSplit.add_shard = slowly
         try:
-            make(out, workers=2)
+            make(out, workers=3)
         finally:
             os._exit(0)
     workers: set[int] = set()

@@ -17,17 +17,14 @@ import zstd
 from data.preparing import make_texts, prepare, read_rows, write_jsonl
 from transformers import PreTrainedTokenizerBase
 
-from asymloop_foundry.data.sources import (
-    HUB_REVISION,
+from asymloop_foundry.data.documents import (
     Block,
     Position,
     SourceError,
     Unreadable,
     decode_block,
-    find_sources,
-    hub_shards,
-    read_blocks,
 )
+from asymloop_foundry.data.sources import HUB_REVISION, find_sources, hub_shards, read_blocks
 
 TEXTS = [*make_texts(400), 'naïve\u2028 — line separator inside', 'tab\t"quotes"\\']
 LINES = ''.join(json.dumps({'id': 1, 'text': text}, ensure_ascii=False) + '\n' for text in TEXTS)
