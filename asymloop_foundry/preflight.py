@@ -13,6 +13,7 @@ from composer.utils import dist, get_device
 from llmfoundry.utils.builders import build_tokenizer
 
 from asymloop_foundry.data.checks import check_loaders, check_tokenizer, check_training_data
+from asymloop_foundry.data.streaming_fixes import fail_on_unreadable_shards
 from asymloop_foundry.resume import set_unfinished_checkpoints_aside
 
 MODEL_NAME = 'asymloop_causal_lm'
@@ -47,6 +48,7 @@ def preflight(cfg: dict[str, Any]) -> dict[str, Any]:
     _check_checkpointing(cfg, model)
     _check_data(cfg)
     set_unfinished_checkpoints_aside(cfg)
+    fail_on_unreadable_shards()
     return cfg
 
 

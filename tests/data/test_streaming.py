@@ -3,12 +3,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
-import tempfile
-from collections.abc import Callable, Iterator
-from multiprocessing import resource_tracker
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +17,7 @@ from streaming.base.world import World
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
 
-from asymloop_foundry.data.streaming_fixes import (
-    fail_on_unreadable_shards,
-    remove_dead_shared_memory,
-)
+from asymloop_foundry.data.streaming_fixes import fail_on_unreadable_shards
 
 GLOBAL_BATCH = 16
 ROWS = 200
@@ -132,58 +125,3 @@ def test_an_undamaged_epoch_is_the_same_with_the_fix(
     keep_streaming_as_it_is(monkeypatch)
     fail_on_unreadable_shards()
     assert sum(1 for _ in dataset(data)) == ROWS
-
-
-def in_group(run: Callable[[], object]) -> int:
-    """Run in a process group of its own, and return how its leader ended."""
-    child = os.fork()
-    if child == 0:
-        os.setsid()
-        status = 1
-        try:
-            run()
-            status = 0
-        finally:
-            os._exit(status)
-    return os.waitpid(child, 0)[1]
-
-
-def test_after_a_killed_group_the_same_folder_can_be_streamed_into_again(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """streaming alone refuses it; what is still in use is left alone.
-
-    A container's own /tmp, where streaming keeps its locks, goes with the container; the host's
-    shared memory stays.
-    """
-    for container in ('first', 'second'):
-        (tmp_path / container).mkdir()
-    monkeypatch.setattr(tempfile, 'tempdir', str(tmp_path / 'second'))
-    options = {'local': str(tmp_path / 'cache'), 'remote': str(data)}
-
-    def begin_and_die() -> None:
-        tempfile.tempdir = str(tmp_path / 'first')
-        # The tracker would tidy up if it outlived its owner: this one dies with it.
-        resource_tracker._resource_tracker._fd = None
-        resource_tracker._resource_tracker._pid = None
-        next(iter(dataset(data, **options)))
-        os.killpg(0, signal.SIGKILL)
-
-    def find_it_refused() -> None:
-        with pytest.raises(ValueError, match='Reused local directory'):
-            dataset(data, **options)
-
-    def read_all() -> None:
-        assert sum(1 for _ in dataset(data, **options)) == ROWS
-
-    remove_dead_shared_memory()
-    alive = dataset(data)
-    assert os.WTERMSIG(in_group(begin_and_die)) == signal.SIGKILL
-    assert in_group(find_it_refused) == 0
-    names = set(os.listdir('/dev/shm'))
-    removed = remove_dead_shared_memory()
-    assert any(name.endswith('_locals') for name in removed)
-    assert remove_dead_shared_memory() == []
-    assert set(os.listdir('/dev/shm')) >= names - set(removed)
-    assert in_group(read_all) == 0
-    assert sum(1 for _ in alive) == ROWS
