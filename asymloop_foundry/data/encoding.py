@@ -216,7 +216,7 @@ class DocumentEncoder:
     ) -> None:
         self.backend = backend
         self.split = re.compile(pattern).split if pattern else None
-        self.word_prefix = _word_prefix(backend) if pattern == _DROP_SPACE else None
+        self.words = _WordEncoder.of(backend) if pattern == _DROP_SPACE else None
         self.table_limit = table_limit
         self.table: dict[str, bytes] = {}
 
@@ -243,12 +243,10 @@ class DocumentEncoder:
 
     def _learn(self, new: set[str]) -> None:
         """Add pieces to the table."""
-        if self.word_prefix is not None:
-            tokenize = self.backend.model.tokenize
+        if self.words is not None:
             words = [piece for piece in new if _WORD(piece)]
             for word in words:
-                ids = [token.id for token in tokenize(self.word_prefix + word)]
-                self.table[word] = np.array(ids, dtype=np.int32).tobytes()
+                self.table[word] = self.words(word, self.table)
             new = new.difference(words)
         pieces = list(new)
         for piece, ids_T in zip(pieces, self.encode_whole(pieces), strict=True):
@@ -267,15 +265,61 @@ class DocumentEncoder:
         return [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
 
 
-def _word_prefix(backend: tokenizers.Tokenizer) -> str | None:
-    """What the pipeline puts before a word of printable ASCII that is all it does to it, or None.
+class _WordEncoder:
+    """Encodes single words of printable ASCII by the model alone, several times faster.
 
-    Such a word can go to the model directly, in half the time.
+    Where no entry of a Unigram vocabulary ends in a word's last two characters, the last one
+    stands by itself in every segmentation, and what precedes it is segmented as without it. So
+    ``word,`` costs nothing where ``word`` is known.
+
+    Args:
+        model: The tokenizer's model.
+        prefix: What the pipeline puts before a word.
+        single: Ids of one-character entries; empty for models other than Unigram.
+        endings: Last two characters of longer entries.
     """
-    ascii_text = ''.join(map(chr, range(33, 127)))
-    if backend.normalizer is not None:
-        for text in (ascii_text, *ascii_text):
-            if backend.normalizer.normalize_str(text) != text:
-                return None
-    ((word, _),) = backend.pre_tokenizer.pre_tokenize_str(ascii_text)
-    return word.removesuffix(ascii_text) if word.endswith(ascii_text) else None
+
+    def __init__(
+        self,
+        model: tokenizers.models.Model,
+        prefix: str,
+        single: dict[str, int],
+        endings: set[str],
+    ) -> None:
+        self.tokenize = model.tokenize
+        self.prefix = prefix
+        self.single = {char: np.int32(id_).tobytes() for char, id_ in single.items()}
+        self.endings = endings
+
+    @classmethod
+    def of(cls, backend: tokenizers.Tokenizer) -> _WordEncoder | None:
+        """Look into a pipeline; None where it does more to such a word than prefix it."""
+        import tokenizers
+
+        ascii_text = ''.join(map(chr, range(33, 127)))
+        if backend.normalizer is not None:
+            for text in (ascii_text, *ascii_text):
+                if backend.normalizer.normalize_str(text) != text:
+                    return None
+        ((word, _),) = backend.pre_tokenizer.pre_tokenize_str(ascii_text)
+        if not word.endswith(ascii_text):
+            return None
+        unigram = isinstance(backend.model, tokenizers.models.Unigram)
+        vocabulary = backend.get_vocab(with_added_tokens=False) if unigram else {}
+        return cls(
+            backend.model,
+            word.removesuffix(ascii_text),
+            {entry: id_ for entry, id_ in vocabulary.items() if len(entry) == 1},
+            {entry[-2:] for entry in vocabulary if len(entry) > 1},
+        )
+
+    def __call__(self, word: str, table: dict[str, bytes]) -> bytes:
+        known = table.get(word)
+        if known is not None:
+            return known
+        last = self.single.get(word[-1])
+        if last is not None and len(word) > 1 and word[-2:] not in self.endings:
+            table[word[:-1]] = stem = self(word[:-1], table)
+            return stem + last
+        ids = [token.id for token in self.tokenize(self.prefix + word)]
+        return np.array(ids, dtype=np.int32).tobytes()
