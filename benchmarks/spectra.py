@@ -125,6 +125,8 @@ def _rank(rank, store, rounds, result):
         pairs.append([single[i] / max(reports[r][1][i] for r in (0, 1)) for i in (0, 1)])
     if rank == 0:
         Path(result).write_text(json.dumps(pairs))
+    # A rank that leaves while another is still receiving can leave that one waiting for ever.
+    dist.barrier()
     dist.destroy_process_group()
 
 

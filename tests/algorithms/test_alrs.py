@@ -209,7 +209,7 @@ def whole_run(tmp_path_factory):
     return history, folder
 
 
-@pytest.mark.parametrize('stop', [1, 2, 5, 6, 7, 8, 57])
+@pytest.mark.parametrize('stop', [1, 5, 7, 57])
 def test_resuming_at_any_step_is_exact_for_two_hundred_steps(whole_run, stop):
     whole, folder = whole_run
     resumed = train(
