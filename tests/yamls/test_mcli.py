@@ -2,7 +2,6 @@
 """Run files for MCLI, checked with its own classes, which by themselves let unknown keys pass."""
 
 import dataclasses
-import importlib.util
 import shlex
 import warnings
 from pathlib import Path
@@ -13,6 +12,7 @@ from mcli import RunConfig
 from mcli.models.run_config import FinalRunConfig
 from omegaconf import OmegaConf
 
+from asymloop_foundry.data.command import parser as convert_parser
 from asymloop_foundry.evaluation.cli import _parser as eval_parser
 from asymloop_foundry.preflight import MODEL_NAME
 
@@ -35,11 +35,7 @@ def commands_of(path: Path) -> list[list[str]]:
     return [shlex.split(line) for line in commands]
 
 
-def script_parser(path: Path):
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.parser()
+PARSERS = {'eval.py': eval_parser, 'data_prep/convert_fineweb.py': convert_parser}
 
 
 def test_the_four_kinds_of_job_are_there():
@@ -88,8 +84,7 @@ def test_every_command_exists_and_takes_its_arguments(path):
                 assert known or key.startswith('loggers.'), key
         else:
             assert launcher == 'python'
-            parser = eval_parser() if script == 'eval.py' else script_parser(ROOT / script)
-            parser.parse_args(arguments)
+            PARSERS[script]().parse_args(arguments)
 
 
 def test_1b_trains_on_four_nodes_of_eight():
