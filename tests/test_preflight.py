@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import yaml
 from omegaconf import OmegaConf
-from runs import ROOT, TINY, overrides
 from streaming import MDSWriter
+from tiny_runs import ROOT, TINY, overrides
 from transformers import AutoTokenizer
 
 from asymloop_foundry.models.composer_asymloop import ComposerAsymLoopCausalLM

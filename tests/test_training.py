@@ -9,8 +9,8 @@ import time
 
 import pytest
 import torch
-from runs import LAUNCHERS, TINY, launch, overrides, validation
 from streaming import StreamingDataset
+from tiny_runs import LAUNCHERS, TINY, launch, overrides, validation
 from torch.nn import functional as F
 
 from asymloop_foundry.models.composer_asymloop import ComposerAsymLoopCausalLM
