@@ -10,7 +10,8 @@ than it has layers, since each iteration has keys of its own:
         at iteration t       slot E + D + t D + i            K D slots, or none
 
 Numbered so, every operation of the cache (cropping, reordering for beams, repeating) acts on all of
-them, with no cache class of our own.
+them, with no cache class of our own. A cache filled with K iterations serves fewer, too: iteration t
+reads no slot of a later one.
 
 Shapes: B batch, H heads, N new positions, M positions visible (cached and new), d head width.
 """
@@ -20,11 +21,43 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache
+from transformers.cache_utils import Cache, DynamicCache
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from .configuration_asymloop import AsymLoopConfig
 
+# The cache's name in transformers' outputs, which version 5 changed.
+CACHE = 'cache' if 'cache' in CausalLMOutputWithPast.__dataclass_fields__ else 'past_key_values'
+
 Append = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+def choose_cache(given: Cache | None, use_cache: bool, recompute: bool) -> Cache | None:
+    """The cache of one forward pass: the one given, a new one if it is to be returned, or none.
+
+    Args:
+        given: what the caller passed.
+        use_cache: whether the caller wants keys and values back.
+        recompute: whether layers run again in the backward pass, which would append twice.
+
+    Raises:
+        ValueError: the cache cannot grow by slots, or layers that are to be recomputed would fill it.
+    """
+    if recompute:
+        if given is not None:
+            raise ValueError(
+                'past_key_values with activation checkpointing in training: the backward pass would '
+                'fill the cache a second time; leave the cache out, or call model.eval() first.'
+            )
+        return None
+    if given is None:
+        return DynamicCache() if use_cache else None
+    if not isinstance(given, DynamicCache):
+        raise ValueError(
+            f'{type(given).__name__} has a slot for each layer, and a looped model needs one for each '
+            'iteration; pass a DynamicCache(), or leave past_key_values and cache_implementation out.'
+        )
+    return given
 
 
 class CacheSlots:
@@ -51,6 +84,7 @@ class CacheSlots:
             self.n_slots += num_iterations * self.n_decoder
         self.n_past = 0
         if cache is not None:
+            _extend(cache, self.n_slots)
             lengths = [cache.get_seq_length(slot) for slot in range(self.n_slots)]
             self.n_past = int(lengths[0])
             if len({int(n) for n in lengths}) > 1:
@@ -76,6 +110,13 @@ class CacheSlots:
 
     def _append(self, slot: int) -> Append | None:
         return None if self.cache is None else partial(self.cache.update, layer_idx=slot)
+
+
+def _extend(cache: Cache, n_slots: int) -> None:
+    """Gives the missing slots to a cache that transformers 5 made with one slot for each layer."""
+    slots = getattr(cache, 'layers', None)
+    if slots and cache.layer_class_to_replicate is None:
+        slots.extend(type(slots[0])() for _ in range(n_slots - len(slots)))
 
 
 def positions(

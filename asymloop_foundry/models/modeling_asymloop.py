@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from transformers import GenerationMixin, PreTrainedModel
-from transformers.cache_utils import Cache, DynamicCache
+from transformers.cache_utils import Cache
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
-from .cache_asymloop import Append, CacheSlots, positions, visible_keys
+from .cache_asymloop import CACHE, Append, CacheSlots, choose_cache, positions, visible_keys
 from .configuration_asymloop import AsymLoopConfig
 from .cross_entropy import linear_cross_entropy
 from .joint_attention import joint_attention
@@ -238,6 +238,7 @@ class AsymLoopModel(AsymLoopPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
         num_iterations: int | None = None,
+        cache: Cache | None = None,
         **kwargs: Any,
     ) -> MoeModelOutputWithPast:
         """Runs the encoder once and the decoder K times.
@@ -250,6 +251,7 @@ class AsymLoopModel(AsymLoopPreTrainedModel):
             inputs_embeds: (B, N, D) instead of ``input_ids``.
             use_cache: return keys and values; by default the configuration's choice outside training.
             num_iterations: K, where it should differ from the configuration's.
+            cache: the name of ``past_key_values`` in transformers 5.
             **kwargs: ignored arguments of transformers' generation loop.
 
         Returns:
@@ -265,11 +267,7 @@ class AsymLoopModel(AsymLoopPreTrainedModel):
         x_BND = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         recompute = self.gradient_checkpointing and self.training and torch.is_grad_enabled()
         use_cache = config.use_cache and not self.training if use_cache is None else use_cache
-        cache = past_key_values
-        if recompute:
-            cache = None
-        elif use_cache and cache is None:
-            cache = DynamicCache()
+        cache = choose_cache(past_key_values if cache is None else cache, use_cache, recompute)
         slots = CacheSlots(config, K, cache)
         n_past = slots.n_past
 
@@ -307,8 +305,8 @@ class AsymLoopModel(AsymLoopPreTrainedModel):
                 x_BND = run(layer, x_BND, global_kvs[i], slots.local(t, i))
         return MoeModelOutputWithPast(
             last_hidden_state=self.norm(x_BND),
-            past_key_values=cache if use_cache else None,
             router_logits=tuple(router_logits) or None,
+            **{CACHE: cache if use_cache else None},
         )
 
 
@@ -345,6 +343,7 @@ class AsymLoopForCausalLM(AsymLoopPreTrainedModel, GenerationMixin):
         num_iterations: int | None = None,
         logits_to_keep: int | Tensor = 0,
         return_logits: bool | None = None,
+        cache: Cache | None = None,
         **kwargs: Any,
     ) -> AsymLoopOutput:
         """Logits of the last iteration and, given labels, the mean next-token cross-entropy.
@@ -362,13 +361,14 @@ class AsymLoopForCausalLM(AsymLoopPreTrainedModel, GenerationMixin):
             logits_to_keep: only the logits of the last so many positions, or of these; 0 keeps all.
             return_logits: whether (B, N, V) is made; by default not in training with labels, where the
                 loss never holds it.
+            cache: the name of ``past_key_values`` in transformers 5.
             **kwargs: passed to the model.
         """
         output = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
             position_ids=position_ids,
-            past_key_values=past_key_values,
+            past_key_values=past_key_values if cache is None else cache,
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
             num_iterations=num_iterations,
@@ -381,18 +381,19 @@ class AsymLoopForCausalLM(AsymLoopPreTrainedModel, GenerationMixin):
             if self.training and output.router_logits is not None:
                 parts = router_losses(self.config, output.router_logits, input_ids, attention_mask)
                 loss = loss + parts.weighted(self.config)
-        if (
-            return_logits
-            if return_logits is not None
-            else not (self.training and labels is not None)
-        ):
-            keep = (
-                slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-            )
-            logits = self.lm_head(x_BND[:, keep])
+        if return_logits is None:
+            return_logits = labels is None or not self.training
+        if return_logits:
+            if isinstance(logits_to_keep, int):
+                x_BND = x_BND[:, -logits_to_keep:]
+            else:
+                x_BND = x_BND[:, logits_to_keep]
+            logits = self.lm_head(x_BND)
         return AsymLoopOutput(
-            loss=loss,
-            logits=logits,
-            past_key_values=output.past_key_values,
-            router_losses=parts,
+            loss=loss, logits=logits, router_losses=parts, **{CACHE: output.get(CACHE)}
         )
+
+
+# What is saved carries this code, also when it was itself loaded from such a folder.
+AsymLoopConfig.register_for_auto_class()
+AsymLoopForCausalLM.register_for_auto_class('AutoModelForCausalLM')
