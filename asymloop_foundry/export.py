@@ -20,7 +20,6 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 from asymloop_foundry.evaluation.loading import load, local_copy
 from asymloop_foundry.evaluation.tokenizers import without_special_tokens
 from asymloop_foundry.models.configuration_asymloop import AsymLoopConfig
-from asymloop_foundry.sharded import is_sharded, merge
 
 __all__ = ['DTYPES', 'export', 'main', 'portable', 'portable_tokenizer', 'save']
 
@@ -57,9 +56,7 @@ def export(
     """
     out = Path(out)
     _refuse_existing(out)
-    with local_copy(checkpoint) as path, tempfile.TemporaryDirectory() as scratch:
-        if is_sharded(path):
-            path = merge(path, Path(scratch) / 'merged.pt')
+    with local_copy(checkpoint) as path:
         loaded = load(path, tokenizer, num_iterations, dtype=dtype)
         return save(loaded.model, loaded.tokenizer, out)
 

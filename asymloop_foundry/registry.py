@@ -8,6 +8,7 @@ with no import and no ``code_paths``.
 from torch.optim import AdamW as adamw  # noqa: N813 (the name is the registry's)
 
 from asymloop_foundry.algorithms.alrs import ALRS as alrs  # noqa: N811
+from asymloop_foundry.callbacks.hf_export import HFExport as hf_export  # noqa: N813
 from asymloop_foundry.callbacks.results_writer import ResultsWriter as results_writer  # noqa: N813
 from asymloop_foundry.callbacks.spectrum_monitor import (
     SpectrumMonitor as spectrum_monitor,  # noqa: N813
@@ -22,6 +23,7 @@ __all__ = [
     'alrs',
     'asymloop_causal_lm',
     'asymloop_preflight',
+    'hf_export',
     'results_writer',
     'spectrum_monitor',
 ]

@@ -24,6 +24,7 @@ from transformers import (
 
 from ..models.configuration_asymloop import AsymLoopConfig
 from ..models.modeling_asymloop import AsymLoopForCausalLM
+from ..sharded import is_sharded, merge
 from .tokenizers import without_special_tokens
 
 __all__ = [
@@ -71,7 +72,8 @@ def load(
     """Loads an exported folder (its own code included) or a Composer checkpoint.
 
     Args:
-        source: a folder with ``config.json``, or a ``.pt`` file of an unsharded checkpoint.
+        source: a folder with ``config.json``, a checkpoint's ``.pt`` file, or the folder of a sharded
+            checkpoint.
         tokenizer: a folder or hub name, where the source has none.
         num_iterations: K, where it should differ from the training's.
         device: where the weights go.
@@ -82,6 +84,10 @@ def load(
         ValueError: no tokenizer is known, or the model cannot run ``num_iterations``.
     """
     path = Path(source)
+    if is_sharded(path):
+        with tempfile.TemporaryDirectory() as scratch:
+            merged = merge(path, Path(scratch) / 'merged.pt')
+            return load(merged, tokenizer, num_iterations, device, dtype)
     step = None
     if (path / 'config.json').is_file():
         model = AutoModelForCausalLM.from_pretrained(
@@ -97,8 +103,8 @@ def load(
         named = named or AutoTokenizer.from_pretrained(_named(tokenizer, path))
     else:
         raise FileNotFoundError(
-            f'{source}: give a Composer checkpoint (a .pt file) or an exported folder, which has a '
-            'config.json.'
+            f'{source}: give a Composer checkpoint (a .pt file, or the folder of a sharded one) or an '
+            'exported folder, which has a config.json.'
         )
     if num_iterations is not None:
         model.config.num_iterations = model.config.check_iterations(num_iterations)

@@ -17,8 +17,6 @@ from .modeling_asymloop import AsymLoopForCausalLM
 
 AutoConfig.register(AsymLoopConfig.model_type, AsymLoopConfig, exist_ok=True)
 AutoModelForCausalLM.register(AsymLoopConfig, AsymLoopForCausalLM, exist_ok=True)
-AsymLoopConfig.register_for_auto_class()
-AsymLoopForCausalLM.register_for_auto_class('AutoModelForCausalLM')
 
 
 class ComposerAsymLoopCausalLM(HuggingFaceModel):

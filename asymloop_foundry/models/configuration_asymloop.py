@@ -61,7 +61,7 @@ class AsymLoopConfig(PretrainedConfig):
     """
 
     model_type = 'asymloop'
-    keys_to_ignore_at_inference = ('past_key_values',)
+    keys_to_ignore_at_inference = ('past_key_values', 'cache')
     attribute_map = {  # noqa: RUF012 (a plain dictionary is what the base class reads)
         'hidden_size': 'd_model',
         'num_attention_heads': 'n_heads',
