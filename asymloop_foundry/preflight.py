@@ -14,7 +14,7 @@ from llmfoundry.utils.builders import build_tokenizer
 
 from asymloop_foundry.data.checks import check_loaders, check_tokenizer, check_training_data
 from asymloop_foundry.data.streaming_fixes import fail_on_unreadable_shards
-from asymloop_foundry.resume import set_unfinished_checkpoints_aside
+from asymloop_foundry.resume import check_load_path, prepare_to_resume
 
 MODEL_NAME = 'asymloop_causal_lm'
 REQUIRED = (
@@ -47,7 +47,8 @@ def preflight(cfg: dict[str, Any]) -> dict[str, Any]:
     _check_device(cfg)
     _check_checkpointing(cfg, model)
     _check_data(cfg)
-    set_unfinished_checkpoints_aside(cfg)
+    prepare_to_resume(cfg)
+    check_load_path(cfg)
     fail_on_unreadable_shards()
     return cfg
 

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
-__all__ = ['is_sharded', 'merge']
+__all__ = ['is_sharded', 'merge', 'missing_parts']
 
 # What a model is rebuilt from.
 _PARTS = {'state.model', 'state.integrations', 'state.timestamp'}
@@ -72,6 +72,42 @@ def merge(folder: str | Path, out: str | Path) -> Path:
     return Path(out)
 
 
+def missing_parts(folder: str | Path) -> str | None:
+    """What a sharded checkpoint lacks: its index, or files of the length that the index gives them.
+
+    Args:
+        folder: such as ``checkpoints/ep0-ba1000``.
+
+    Returns:
+        A phrase for an error message; None where everything is there.
+
+    Raises:
+        ValueError: the index names something that no index holds.
+    """
+    folder = Path(folder)
+    if not is_sharded(folder):
+        return 'it has no .metadata, which is written last'
+    try:
+        index = _read_index(folder)
+        ends: dict[str, int] = {}
+        for stored in index.storage_data.values():
+            end = stored.offset + stored.length
+            ends[stored.relative_path] = max(end, ends.get(stored.relative_path, 0))
+    except (pickle.UnpicklingError, EOFError, AttributeError, IndexError, KeyError, TypeError):
+        return 'its .metadata cannot be read, so it is truncated or no index'
+    for name, end in sorted(ends.items()):
+        path = folder / name
+        if not path.is_file():
+            return f'its file {name} is missing'
+        if path.stat().st_size < end:
+            return f'its file {name} has {path.stat().st_size:,} bytes and needs {end:,}'
+    return None
+
+
+def _read_index(folder: str | Path) -> Metadata:
+    return _IndexUnpickler(io.BytesIO((Path(folder) / '.metadata').read_bytes())).load()
+
+
 class _IndexUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if module == 'torch' and isinstance(getattr(torch, name, None), torch.dtype):
@@ -86,7 +122,7 @@ class _IndexUnpickler(pickle.Unpickler):
 
 class _Reader(FileSystemReader):
     def read_metadata(self) -> Metadata:
-        index = _IndexUnpickler(io.BytesIO((Path(self.path) / '.metadata').read_bytes())).load()
+        index = _read_index(str(self.path))
         index.storage_meta = index.storage_meta or StorageMeta()
         index.storage_meta.load_id = self.load_id
         return index
