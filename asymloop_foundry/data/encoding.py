@@ -17,6 +17,7 @@ import dataclasses
 import hashlib
 import json
 import re
+import string
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,12 +38,24 @@ PROBES = (
 )
 TABLE_LIMIT = 500_000
 
-# Both patterns cut only beside a printable ASCII character, where neither a combining mark nor a
-# normaliser that works on neighbouring characters can reach across the cut.
-_DROP_SPACE = r'(?<=[!-~])[ \n](?=[!-~])'
-_KEEP_SPACE = r'(?<=[!-~])(?=[ \n])'
-_WORD = re.compile(r'[!-~]+').fullmatch
+# Both patterns cut only beside printable ASCII, Latin letters, dashes and quotation marks, where
+# neither a combining mark nor a normaliser that works on neighbours can reach across the cut.
+_WESTERN = ''.join(
+    chr(code)
+    for first, last in (
+        (0x21, 0x7E),
+        (0xC0, 0x17F),
+        (0x2010, 0x2015),
+        (0x2018, 0x201F),
+        (0x2026, 0x2026),
+    )
+    for code in range(first, last + 1)
+)
+_EDGE = f'[{re.escape(_WESTERN)}]'
+_DROP_SPACE = rf'(?<={_EDGE})[ \n](?={_EDGE})'
+_KEEP_SPACE = rf'(?<={_EDGE})(?=[ \n])'
 _LOCAL_NORMALIZERS = {'Precompiled', 'NFC', 'NFD', 'NFKC', 'NFKD', 'Lowercase'}
+_WORDS = 256
 
 
 def load_tokenizer(name: str, pad_token: str | None = None) -> PreTrainedTokenizerBase:
@@ -244,9 +257,8 @@ class DocumentEncoder:
     def _learn(self, new: set[str]) -> None:
         """Add pieces to the table."""
         if self.words is not None:
-            words = [piece for piece in new if _WORD(piece)]
-            for word in words:
-                self.table[word] = self.words(word, self.table)
+            words = list(filter(self.words.is_word, new))
+            self.words.learn(words, self.table)
             new = new.difference(words)
         pieces = list(new)
         for piece, ids_T in zip(pieces, self.encode_whole(pieces), strict=True):
@@ -266,60 +278,91 @@ class DocumentEncoder:
 
 
 class _WordEncoder:
-    """Encodes single words of printable ASCII by the model alone, several times faster.
+    """Encodes single words, many of them as one text: several times faster than each by itself.
+
+    A word here is made of characters that the normaliser leaves alone and never joins to their
+    neighbours, so that a space between two words separates their ids.
 
     Where no entry of a Unigram vocabulary ends in a word's last two characters, the last one
     stands by itself in every segmentation, and what precedes it is segmented as without it. So
     ``word,`` costs nothing where ``word`` is known.
 
     Args:
-        model: The tokenizer's model.
-        prefix: What the pipeline puts before a word.
+        backend: The tokenizer.
+        alphabet: Characters of words.
+        begins_V: Whether an entry of the vocabulary begins a word.
         single: Ids of one-character entries; empty for models other than Unigram.
         endings: Last two characters of longer entries.
     """
 
     def __init__(
         self,
-        model: tokenizers.models.Model,
-        prefix: str,
+        backend: tokenizers.Tokenizer,
+        alphabet: str,
+        begins_V: np.ndarray,
         single: dict[str, int],
         endings: set[str],
     ) -> None:
-        self.tokenize = model.tokenize
-        self.prefix = prefix
+        self.backend = backend
+        self.begins_V = begins_V
+        self.is_word = re.compile(f'[{re.escape(alphabet)}]+').fullmatch
         self.single = {char: np.int32(id_).tobytes() for char, id_ in single.items()}
         self.endings = endings
 
     @classmethod
     def of(cls, backend: tokenizers.Tokenizer) -> _WordEncoder | None:
-        """Look into a pipeline; None where it does more to such a word than prefix it."""
+        """Look into a pipeline; None where it changes plain words or splits them."""
         import tokenizers
 
-        ascii_text = ''.join(map(chr, range(33, 127)))
-        if backend.normalizer is not None:
-            for text in (ascii_text, *ascii_text):
-                if backend.normalizer.normalize_str(text) != text:
-                    return None
-        ((word, _),) = backend.pre_tokenizer.pre_tokenize_str(ascii_text)
-        if not word.endswith(ascii_text):
+        def unchanged(text: str) -> bool:
+            normalizer = backend.normalizer
+            return normalizer is None or normalizer.normalize_str(text) == text
+
+        alphabet = ''.join(filter(unchanged, _WESTERN))
+        if not unchanged(alphabet) or not set(string.ascii_letters) <= set(alphabet):
             return None
-        unigram = isinstance(backend.model, tokenizers.models.Unigram)
-        vocabulary = backend.get_vocab(with_added_tokens=False) if unigram else {}
+        pieces = [piece for piece, _ in backend.pre_tokenizer.pre_tokenize_str(f'{alphabet} a')]
+        vocabulary = backend.get_vocab(with_added_tokens=False)
+        if len(pieces) != 2 or not pieces[0].endswith(alphabet):
+            return None
+        prefix = pieces[0].removesuffix(alphabet)
+        if pieces[1] != f'{prefix}a' or prefix in alphabet or prefix not in vocabulary:
+            return None
+        begins_V = np.zeros(max(backend.get_vocab().values()) + 1, dtype=bool)
+        begins_V[[id_ for entry, id_ in vocabulary.items() if entry.startswith(prefix)]] = True
+        unigram = vocabulary if isinstance(backend.model, tokenizers.models.Unigram) else {}
         return cls(
-            backend.model,
-            word.removesuffix(ascii_text),
-            {entry: id_ for entry, id_ in vocabulary.items() if len(entry) == 1},
-            {entry[-2:] for entry in vocabulary if len(entry) > 1},
+            backend,
+            alphabet,
+            begins_V,
+            {entry: id_ for entry, id_ in unigram.items() if len(entry) == 1},
+            {entry[-2:] for entry in unigram if len(entry) > 1},
         )
 
-    def __call__(self, word: str, table: dict[str, bytes]) -> bytes:
-        known = table.get(word)
-        if known is not None:
-            return known
-        last = self.single.get(word[-1])
-        if last is not None and len(word) > 1 and word[-2:] not in self.endings:
-            table[word[:-1]] = stem = self(word[:-1], table)
-            return stem + last
-        ids = [token.id for token in self.tokenize(self.prefix + word)]
-        return np.array(ids, dtype=np.int32).tobytes()
+    def learn(self, words: list[str], table: dict[str, bytes]) -> None:
+        """Adds words, and what they begin with, to a table."""
+        lengths = [self._stem_length(word) for word in words]
+        stems = {word[:length] for word, length in zip(words, lengths, strict=True)}
+        unknown = list(stems.difference(table))
+        chunks = [unknown[i : i + _WORDS] for i in range(0, len(unknown), _WORDS)]
+        texts = [' '.join(chunk) for chunk in chunks]
+        encodings = self.backend.encode_batch_fast(texts, add_special_tokens=False)
+        for chunk, encoding in zip(chunks, encodings, strict=True):
+            ids_T = np.array(encoding.ids, dtype=np.int32)
+            starts = (4 * np.flatnonzero(self.begins_V[ids_T])).tolist()
+            ids = ids_T.tobytes()
+            for word, start, end in zip(chunk, starts, [*starts[1:], len(ids)], strict=True):
+                table[word] = ids[start:end]
+        for word, length in zip(words, lengths, strict=True):
+            if length < len(word):
+                rest = b''.join(self.single[char] for char in word[length:])
+                table[word] = table[word[:length]] + rest
+
+    def _stem_length(self, word: str) -> int:
+        """Characters before those that stand by themselves at the word's end, at least one."""
+        length = len(word)
+        while length > 1 and word[length - 1] in self.single:
+            if word[length - 2 : length] in self.endings:
+                break
+            length -= 1
+        return length

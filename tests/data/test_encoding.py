@@ -28,6 +28,7 @@ from asymloop_foundry.data.encoding import (
 # contractions, runs of whitespace, characters that normalise to several or to a space.
 AWKWARD = [
     'e\u0301 \u0301x a \u0301',
+    '\u00e9\u0301 \u201cx\u201d \u2014\u0301 it\u2019s \u2026\u0301a \u0130 \u017f \u2019',
     'a\r\nb \r\n c\n\n\nd',
     'x\u00a0y\u2003z\u3000w \u200d v',
     '</s> a </s>b <pad> <|endoftext|> <extra_id_0>',
@@ -82,7 +83,9 @@ def test_random_unicode_too(name: str, request: pytest.FixtureRequest) -> None:
     tokenizer = request.getfixturevalue(name)
     encode = Encoder.of(tokenizer).build()
     alphabet = st.one_of(
-        st.sampled_from(list("ab,.'-1 \n\t\u0301\u200d\u00a0\u2581\u3000\r")),
+        st.sampled_from(
+            list("ab,.'-1 \n\t\u0301\u200d\u00a0\u2581\u3000\r\u00e9\u0149\u2019\u201c\u2014\u2026")
+        ),
         st.characters(blacklist_categories=('Cs',)),
     )
 

@@ -5,7 +5,7 @@ Ratios are medians of interleaved rounds in one process; the two-rank ratio comp
 two, both spawned here, one thread each. Ratios are given in CPU time too, which neighbours on shared
 cores disturb less.
 
-    python benchmarks/spectra.py [--quick] [--json]
+    python benchmarks/alrs_refresh.py [--quick] [--json]
 """
 
 import argparse
