@@ -13,7 +13,12 @@ Numbered so, every operation of the cache (cropping, reordering for beams, repea
 them, with no cache class of our own. A cache filled with K iterations serves fewer, too: iteration t
 reads no slot of a later one.
 
-Shapes: B batch, H heads, N new positions, M positions visible (cached and new), d head width.
+A DynamicCache copies all that it holds to add one position, a third of a token's time at 512 positions.
+Here a slot is given room for later positions (``_Room``), which costs memory for an eighth more of them
+and is invisible otherwise: the cache holds views of it.
+
+Shapes: B batch, H heads, N new positions, M positions visible (cached and new), R positions that there
+is room for, d head width.
 """
 
 from collections.abc import Callable
@@ -83,6 +88,7 @@ class CacheSlots:
         if self.has_local:
             self.n_slots += num_iterations * self.n_decoder
         self.n_past = 0
+        self.in_place = False
         if cache is not None:
             _extend(cache, self.n_slots)
             lengths = [cache.get_seq_length(slot) for slot in range(self.n_slots)]
@@ -92,6 +98,7 @@ class CacheSlots:
                     f'num_iterations={num_iterations}, but the cache was filled with another number '
                     'of iterations; keep it constant while a cache is in use, or start a new cache.'
                 )
+            self.in_place = self.n_past > 0 and _can_have_room(cache)
 
     def encoder(self, layer: int) -> Append | None:
         """The source of encoder layer ``layer``."""
@@ -109,7 +116,87 @@ class CacheSlots:
         return self._append(first + iteration * self.n_decoder + layer)
 
     def _append(self, slot: int) -> Append | None:
-        return None if self.cache is None else partial(self.cache.update, layer_idx=slot)
+        if self.cache is None:
+            return None
+        if self.in_place:
+            return partial(_append_in_place, self.cache, slot)
+        return partial(self.cache.update, layer_idx=slot)
+
+
+class _Room:
+    """Memory behind one slot's keys and values, where new positions are written and none is moved.
+
+    A position is written once: where a cache was cropped or reordered, its next positions get a new
+    room, so that no other view of the old ones (another cache made of the same tensors) ever changes.
+
+    Args:
+        held: keys and values so far, (B, H, M, d) each.
+        n_positions: R.
+    """
+
+    def __init__(self, held: tuple[Tensor, Tensor], n_positions: int):
+        self.n_used, self.n_positions = held[0].shape[2], n_positions
+        self.buffers = []
+        for x_BHMd in held:
+            buffer_BHRd = x_BHMd.new_empty(*x_BHMd.shape[:2], n_positions, x_BHMd.shape[3])
+            buffer_BHRd[:, :, : self.n_used] = x_BHMd
+            self.buffers.append(buffer_BHRd)
+        self.views = held
+
+    def continues(self, held: tuple[Tensor, Tensor], n_new: int) -> bool:
+        """Whether a cache holds what was returned last, with place for ``n_new`` more."""
+        return (
+            held[0] is self.views[0]
+            and held[1] is self.views[1]
+            and self.n_used + n_new <= self.n_positions
+            and (torch.is_inference_mode_enabled() or not self.buffers[0].is_inference())
+        )
+
+    def write(self, new: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Puts keys and values behind the held ones; returns views of all of them."""
+        n_new = new[0].shape[2]
+        for x_BHNd, buffer_BHRd in zip(new, self.buffers, strict=True):
+            buffer_BHRd.narrow(2, self.n_used, n_new).copy_(x_BHNd)
+        self.n_used += n_new
+        k_BHRd, v_BHRd = self.buffers
+        self.views = k_BHRd.narrow(2, 0, self.n_used), v_BHRd.narrow(2, 0, self.n_used)
+        return self.views
+
+
+def _can_have_room(cache: Cache) -> bool:
+    """Plain caches, where no gradient flows through them and nothing is traced."""
+    return (
+        type(cache) is DynamicCache
+        and not getattr(cache, 'offloading', False)
+        and not torch.is_grad_enabled()
+        and not torch.compiler.is_compiling()
+    )
+
+
+def _append_in_place(
+    cache: DynamicCache, slot: int, k_BHNd: Tensor, v_BHNd: Tensor
+) -> tuple[Tensor, Tensor]:
+    """``cache.update`` of a slot that holds positions already."""
+    layer = cache.layers[slot] if hasattr(cache, 'layers') else None  # transformers 5
+    held = (
+        (cache.key_cache[slot], cache.value_cache[slot])
+        if layer is None
+        else (layer.keys, layer.values)
+    )
+    if held[0].dtype is not k_BHNd.dtype or held[0].shape[0] != k_BHNd.shape[0]:
+        return cache.update(k_BHNd, v_BHNd, slot)
+    rooms = cache.__dict__.setdefault('_rooms', {})
+    n_past, n_new = held[0].shape[2], k_BHNd.shape[2]
+    room = rooms.get(slot)
+    if room is None or not room.continues(held, n_new):
+        room = rooms[slot] = _Room(held, n_past + n_new + max(64, n_past // 8))
+    held = room.write((k_BHNd, v_BHNd))
+    if layer is not None:
+        layer.keys, layer.values = held
+    else:
+        cache.key_cache[slot], cache.value_cache[slot] = held
+        cache._seen_tokens += n_new if slot == 0 else 0
+    return held
 
 
 def _extend(cache: Cache, n_slots: int) -> None:

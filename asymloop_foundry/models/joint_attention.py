@@ -254,7 +254,19 @@ def _attend(
     (k, v), (k2, v2) = sources[0], (sources[1] if len(sources) == 2 else (None, None))
     if backend == 'reference':
         return _reference(q, k, v, k2, v2, causal)
+    if q.shape[2] == 1 and not _is_watched():
+        # Decoding: the dispatch of an operator takes longer than the kernels that it calls.
+        return _forward(q, k, v, k2, v2, causal, backend)[0]
     return torch.ops.asymloop.joint_attention.default(q, k, v, k2, v2, causal, backend)[0]
+
+
+def _is_watched() -> bool:
+    """Whether autograd, a compiler or a mode such as ``FlopCounterMode`` has to see the operator."""
+    return (
+        torch.is_grad_enabled()
+        or torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack() > 0
+    )
 
 
 def _single_query(q: Tensor, sources: Sequence[tuple[Tensor, Tensor]], backend: str) -> Tensor:

@@ -173,6 +173,7 @@ class AsymLoopPreTrainedModel(PreTrainedModel):
     config_class = AsymLoopConfig
     base_model_prefix = 'model'
     supports_gradient_checkpointing = True
+    _supports_cache_class = True  # transformers 4 refuses a cache in `generate` otherwise
     _no_split_modules = ['Block', 'GlobalKV']  # noqa: RUF012 (as the base class declares it)
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -269,11 +270,10 @@ class AsymLoopModel(AsymLoopPreTrainedModel):
         use_cache = config.use_cache and not self.training if use_cache is None else use_cache
         cache = choose_cache(past_key_values if cache is None else cache, use_cache, recompute)
         slots = CacheSlots(config, K, cache)
-        n_past = slots.n_past
 
-        mask_B1NM = visible_keys(attention_mask, x_BND.shape[1], n_past, x_BND.device)
+        mask_B1NM = visible_keys(attention_mask, x_BND.shape[1], slots.n_past, x_BND.device)
         if position_ids is None:
-            position_ids = positions(attention_mask, x_BND.shape[1], n_past, x_BND.device)
+            position_ids = positions(attention_mask, x_BND.shape[1], slots.n_past, x_BND.device)
         rope = rope_table(position_ids, config.d_head, config.rope_theta)
         router_logits: list[Tensor] = []
 

@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+import copy
+
 import pytest
 import torch
 from family import FAMILY, build, token_ids
@@ -18,6 +20,7 @@ def case(request):
     model = build(name)
     ids = token_ids(rows=2, length=19)
 
+    @torch.no_grad()
     def call(chunk, cache):
         return model(chunk, past_key_values=cache, use_cache=True, num_iterations=k).logits
 
@@ -33,6 +36,13 @@ def test_prefill_in_chunks_equals_one_pass(case):
     cache = DynamicCache()
     chunks = [call(ids[:, a:b], cache) for a, b in ((0, 7), (7, 8), (8, 19))]
     close(torch.cat(chunks, dim=1), expected)
+
+
+def test_token_by_token_equals_one_pass(case):
+    call, ids, expected = case
+    cache = DynamicCache()
+    found = [call(ids[:, :3], cache), *(call(ids[:, n : n + 1], cache) for n in range(3, 19))]
+    close(torch.cat(found, dim=1), expected)
 
 
 def test_a_cropped_cache_forgets_what_was_cropped(case):
@@ -84,6 +94,95 @@ def test_a_cache_serves_fewer_iterations_but_not_more_again():
     close(fewer, model(ids, num_iterations=1).logits[:, 5:])
     with pytest.raises(ValueError, match=r'num_iterations=3.*another number'):
         model(ids[:, :1], past_key_values=cache, num_iterations=3)
+
+
+def test_positions_that_another_cache_shares_are_never_rewritten():
+    model = build('asymloop')
+    ids = token_ids(length=19)
+    with torch.no_grad():
+        cache = DynamicCache()
+        for chunk in (ids[:, :9], ids[:, 9:10], ids[:, 10:12]):
+            model(chunk, past_key_values=cache)
+        shared = DynamicCache.from_legacy_cache(cache.to_legacy_cache())
+        cache.crop(10)
+        model((ids[:, 10:14] + 1) % 61, past_key_values=cache)
+        found = model(ids[:, 12:], past_key_values=shared).logits
+    close(found, model(ids).logits[:, 12:])
+
+
+def test_a_copied_cache_goes_its_own_way():
+    model = build('asymloop')
+    ids = token_ids(length=19)
+    with torch.no_grad():
+        cache = DynamicCache()
+        for chunk in (ids[:, :9], ids[:, 9:12]):
+            model(chunk, past_key_values=cache)
+        copied = copy.deepcopy(cache)
+        model((ids[:, 12:14] + 1) % 61, past_key_values=copied)
+        found = model(ids[:, 12:], past_key_values=cache).logits
+    close(found, model(ids).logits[:, 12:])
+
+
+def test_a_cache_is_moved_only_when_its_room_is_used_up():
+    model = build('asymloop')
+    ids = token_ids(rows=1, length=63)
+    addresses = set()
+    with torch.no_grad():
+        cache = DynamicCache()
+        model(ids[:, :9], past_key_values=cache)
+        for n in range(9, 63):
+            model(ids[:, n : n + 1], past_key_values=cache)
+            addresses.add(next(iter(cache))[0].data_ptr())
+    assert len(addresses) == 1
+
+
+def test_a_cache_of_inference_mode_goes_on_outside_it():
+    model = build('asymloop')
+    ids = token_ids(length=19)
+    cache = DynamicCache()
+    with torch.inference_mode():
+        for chunk in (ids[:, :9], ids[:, 9:12]):
+            model(chunk, past_key_values=cache)
+    with torch.no_grad():
+        found = model(ids[:, 12:], past_key_values=cache).logits
+    close(found, model(ids).logits[:, 12:])
+
+
+def test_gradients_flow_through_a_cache():
+    model = build('asymloop')
+    ids = token_ids(length=12)
+    gradients = []
+    for cached in (True, False):
+        model.zero_grad()
+        if cached:
+            cache = DynamicCache()
+            parts = [model(ids[:, a:b], past_key_values=cache) for a, b in ((0, 7), (7, 12))]
+            logits = torch.cat([part.logits for part in parts], dim=1)
+        else:
+            logits = model(ids).logits
+        logits.square().mean().backward()
+        gradients.append([p.grad.clone() for p in model.parameters()])
+    torch.testing.assert_close(*gradients, atol=1e-4, rtol=1e-4)
+
+
+def test_rows_that_the_cache_does_not_hold_are_an_error():
+    model = build('asymloop')
+    ids = token_ids(rows=2, length=9)
+    with torch.no_grad():
+        cache = DynamicCache()
+        model(ids, past_key_values=cache)
+        with pytest.raises(RuntimeError):
+            model(ids[:1], past_key_values=cache)
+
+
+def test_generation_goes_on_from_a_cache_that_is_given():
+    model = build('asymloop')
+    ids = token_ids(rows=1, length=9)
+    cache = DynamicCache()
+    model(ids[:, :-1], past_key_values=cache)
+    options = {'max_new_tokens': 8, 'do_sample': False, 'pad_token_id': 0}
+    expected = model.generate(ids, use_cache=False, **options)
+    assert torch.equal(model.generate(ids, past_key_values=cache, **options), expected)
 
 
 def test_a_cache_with_a_slot_for_each_layer_only_is_refused():
