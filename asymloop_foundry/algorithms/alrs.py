@@ -42,13 +42,30 @@ _DEFAULT_BOOST = 1.5
 
 
 def _batches(key: str, value: str | int | Time, smallest: int) -> int:
-    duration = Time.from_input(value, TimeUnit.BATCH)
-    if duration.unit != TimeUnit.BATCH or duration.value < smallest:
+    duration = _time(value, TimeUnit.BATCH)
+    if duration is None or duration.unit != TimeUnit.BATCH or duration.value < smallest:
         raise ValueError(
             f'alrs.{key}={value!r} must be a number of optimizer steps, at least {smallest}: write '
             f'for example {key}: 100ba.'
         )
     return int(duration.value)
+
+
+def _time(value: str | int | Time, unit: TimeUnit) -> Time | None:
+    """The duration that a key means; None for what is none."""
+    try:
+        return Time.from_input(value, unit)
+    except (ValueError, TypeError, RuntimeError):
+        return None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _listed(values: Any) -> Any:
+    """A list as a YAML shows it, whatever OmegaConf made of it; anything else as it is."""
+    return list(values) if isinstance(values, Sequence) and not isinstance(values, str) else values
 
 
 def _choice(key: str, value: str, choices: Sequence[str]) -> str:
@@ -111,13 +128,31 @@ class ALRS(Algorithm):
     ) -> None:
         _choice('mode', mode, get_args(Mode))
         _choice('estimator', estimator, get_args(Estimator))
-        if len(multiplier_range) != 2 or not 0 < multiplier_range[0] <= multiplier_range[1]:
+        if not (
+            isinstance(multiplier_range, Sequence)
+            and len(multiplier_range) == 2
+            and all(map(_is_number, multiplier_range))
+            and 0 < multiplier_range[0] <= multiplier_range[1] < float('inf')
+        ):
             raise ValueError(
-                f'alrs.multiplier_range={list(multiplier_range)} must be two positive numbers in '
+                f'alrs.multiplier_range={_listed(multiplier_range)} must be two positive numbers in '
                 'ascending order, for example [1, 5].'
             )
-        if not 0 < tail_fraction <= 1:
-            raise ValueError(f'alrs.tail_fraction={tail_fraction} must be in (0, 1].')
+        if not _is_number(tail_fraction) or not 0 < tail_fraction <= 1:
+            raise ValueError(
+                f'alrs.tail_fraction={tail_fraction!r} must be a number in (0, 1], for example 0.5.'
+            )
+        for key, names in (('pool', pool), ('exclude', exclude)):
+            if isinstance(names, str) or not isinstance(names, Sequence):
+                raise ValueError(f'alrs.{key}={names!r} must be a list of strings.')
+        for pattern in exclude:
+            try:
+                re.compile(pattern)
+            except (re.error, TypeError) as error:
+                raise ValueError(
+                    f'alrs.exclude holds {pattern!r}, which is no regular expression ({error}); escape its '
+                    'special characters, or remove it.'
+                ) from error
         if not pool or len(set(pool)) != len(pool) or not set(pool) <= set(MATRIX_KINDS):
             raise ValueError(
                 f'alrs.pool={list(pool)} must name some of {list(MATRIX_KINDS)}, once each.'
@@ -127,14 +162,17 @@ class ALRS(Algorithm):
                 f'alrs.decoder_boost={decoder_boost} has no effect with mode={mode!r}; remove it or '
                 'set mode: static_decoder_boost.'
             )
-        if decoder_boost is not None and decoder_boost <= 0:
-            raise ValueError(f'alrs.decoder_boost={decoder_boost} must be positive.')
+        if decoder_boost is not None and not (_is_number(decoder_boost) and decoder_boost > 0):
+            raise ValueError(f'alrs.decoder_boost={decoder_boost!r} must be a positive number.')
         if mode != 'alrs' and legacy_window_cut:
             raise ValueError(
                 f'alrs.legacy_window_cut=true has no effect with mode={mode!r}; remove it.'
             )
-        if Time.from_input(window, TimeUnit.DURATION).value < 0:
-            raise ValueError(f'alrs.window={window!r} must not be negative, for example 0.2dur.')
+        within = _time(window, TimeUnit.DURATION)
+        if within is None or within.value < 0:
+            raise ValueError(
+                f'alrs.window={window!r} must be a duration that is not negative, for example 0.2dur.'
+            )
         # What decides a learning rate, as plain values: stored in checkpoints, where it wins over
         # the YAML of a resumed run.
         self._settings: dict[str, Any] = {
@@ -142,7 +180,7 @@ class ALRS(Algorithm):
             'multiplier_range': [float(m) for m in multiplier_range],
             'update_interval': _batches('update_interval', update_interval, 1),
             'transition': _batches('transition', transition, 0),
-            'window': Time.from_input(window, TimeUnit.DURATION).to_timestring(),
+            'window': within.to_timestring(),
             'pool': list(pool),
             'tail_fraction': float(tail_fraction),
             'estimator': estimator,

@@ -50,7 +50,12 @@ class Harness(Callback):
         limit: int | None = None,
     ):
         self.folder = folder
-        self.due = create_interval_scheduler(interval, include_end_of_training=True)
+        try:
+            self.due = create_interval_scheduler(interval, include_end_of_training=True)
+        except (ValueError, TypeError) as error:
+            raise ValueError(
+                f'harness.interval={interval!r} is no duration ({error}); give for example 1000ba or 0.1dur.'
+            ) from error
         self.shots = tuple(shots)
         self.tasks = tuple(TASKS) if tasks is None else tuple(tasks)
         self.data = data

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 TOKEN_TYPES = ('int8', 'int16', 'int32', 'int64', 'uint8', 'uint16', 'uint32', 'uint64')
 _PREPARE = 'python data_prep/convert_fineweb.py --out FOLDER'
+_PREPARE_SFT = 'python data_prep/convert_gsm8k.py --out FOLDER'
+_SFT_COLUMNS = ({'input_ids', 'labels'}, {'prompt', 'response'}, {'messages'}, {'turns'})
 
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase, key: str = 'tokenizer') -> None:
@@ -102,6 +104,75 @@ def check_training_data(
             _check_columns(folder, dataset, stream, tokenizer, has_remote, where, key)
         if manifest is not None:
             _check_manifest(manifest, folder, tokenizer, max_seq_len, where)
+
+
+def check_finetuning_data(
+    dataset: Mapping[str, Any],
+    tokenizer: PreTrainedTokenizerBase,
+    max_seq_len: int,
+    key: str,
+) -> None:
+    """Refuse encoded prompts and responses that this run would misread.
+
+    Args:
+        dataset: LLM-Foundry's ``dataset`` mapping of a ``finetuning`` loader.
+        tokenizer: The run's tokenizer.
+        max_seq_len: The run's sequence length in tokens.
+        key: Where the mapping stands, for the messages.
+
+    Raises:
+        ValueError: A local folder or its index is missing, its columns are none that Foundry reads, or
+            its manifest names another tokenizer or longer rows.
+    """
+    for where, stream in _streams(dataset, key):
+        place = stream.get('remote') or stream.get('local')
+        if place is None or '://' in str(place):
+            continue
+        root, split = Path(os.path.expanduser(str(place))), stream.get('split')
+        folder = root / str(split or '')
+        if not (folder / INDEX_NAME).is_file():
+            raise ValueError(
+                f'{where}.remote={place!r} with split={split!r}: {folder / INDEX_NAME} is missing. Prepare '
+                f'the data ({_PREPARE_SFT}), or correct remote and split.'
+            )
+        columns = set(_first_shard(folder, place, where, _PREPARE_SFT)['column_names'])
+        if not any(kind <= columns for kind in _SFT_COLUMNS):
+            raise ValueError(
+                f'{where}.remote={place!r}: {folder / INDEX_NAME} has the columns {sorted(columns)}, and '
+                f'fine-tuning needs input_ids and labels, or prompt and response, or messages. Prepare '
+                f'the data again ({_PREPARE_SFT}).'
+            )
+        _check_sft_manifest(root / MANIFEST_NAME, tokenizer, max_seq_len, where)
+
+
+def _check_sft_manifest(
+    path: Path, tokenizer: PreTrainedTokenizerBase, max_seq_len: int, where: str
+) -> None:
+    if not path.is_file():
+        return
+    try:
+        manifest = json.loads(path.read_text(encoding='utf-8'))
+        request, recorded = manifest['request'], manifest['request']['tokenizer_fingerprint']
+        longest = int(request['max_seq_len'])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f'{where}: {path} is not a manifest of prepared data ({error!r}). Prepare the data again '
+            f'({_PREPARE_SFT}).'
+        ) from error
+    if recorded != fingerprint(tokenizer):
+        name = getattr(tokenizer, 'name_or_path', '')
+        raise ValueError(
+            f'{where}: the rows in {path.parent} were encoded with {manifest.get("tokenizer")!r} '
+            f'(fingerprint {str(recorded)[:12]}); tokenizer.name={name!r} is another tokenizer '
+            f'(fingerprint {fingerprint(tokenizer)[:12]}). Use that tokenizer, or prepare the data again '
+            f'with this one ({_PREPARE_SFT} --tokenizer ...).'
+        )
+    if longest > max_seq_len:
+        raise ValueError(
+            f'{where}: the rows in {path.parent} may have {longest} tokens, and max_seq_len={max_seq_len} '
+            f'would cut answers off. Set max_seq_len={longest}, or prepare the data again '
+            f'({_PREPARE_SFT} --max-seq-len {max_seq_len}).'
+        )
 
 
 def check_loaders(
@@ -252,15 +323,8 @@ def _check_columns(
     key: str,
 ) -> None:
     index = folder / INDEX_NAME
-    try:
-        shards = json.loads(index.read_text(encoding='utf-8'))['shards']
-        shard = shards[0]
-        encodings = dict(zip(shard['column_names'], shard['column_encodings'], strict=True))
-    except (ValueError, KeyError, IndexError, TypeError) as error:
-        raise ValueError(
-            f'{where}.local={stream["local"]!r}: {index} is not the index of an MDS data set with '
-            f'at least one shard ({error!r}). Prepare the data again ({_PREPARE}).'
-        ) from error
+    shard = _first_shard(folder, stream['local'], where, _PREPARE)
+    encodings = dict(zip(shard['column_names'], shard['column_encodings'], strict=True))
     if 'text' in encodings:
         return
     if 'tokens' not in encodings:
@@ -294,6 +358,21 @@ def _check_columns(
             f'the data again ({_PREPARE}).'
         )
     _check_ids(tokens, encoding, declared, folder, tokenizer, where, key)
+
+
+def _first_shard(folder: Path, place: Any, where: str, prepare: str) -> Mapping[str, Any]:
+    """The first entry of an MDS index."""
+    index = folder / INDEX_NAME
+    try:
+        shard = json.loads(index.read_text(encoding='utf-8'))['shards'][0]
+        if len(shard['column_names']) != len(shard['column_encodings']):
+            raise ValueError('columns and encodings differ in number')
+        return shard
+    except (ValueError, KeyError, IndexError, TypeError) as error:
+        raise ValueError(
+            f'{where}.local={place!r}: {index} is not the index of an MDS data set with at least one '
+            f'shard ({error!r}). Prepare the data again ({prepare}).'
+        ) from error
 
 
 def _check_ids(

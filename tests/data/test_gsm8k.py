@@ -2,6 +2,7 @@
 import importlib.util
 import json
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from llmfoundry.data.finetuning import build_finetuning_dataloader
 from transformers import AutoTokenizer
 
+from asymloop_foundry.data.checks import check_finetuning_data
 from asymloop_foundry.data.gsm8k import (
     Conversion,
     Gsm8kEncoder,
@@ -179,3 +181,41 @@ def test_foundrys_loader_takes_solution_and_eos_into_the_loss_and_nothing_of_the
         question = t5(f'Question: {row["question"]} Answer:', add_special_tokens=False)['input_ids']
         assert batch['input_ids'][i, :start].tolist() == question
         assert torch.equal(batch['input_ids'][i][scored], labels[scored])
+
+
+def sft_dataset(out):
+    return {'remote': str(out), 'local': str(out), 'split': 'train', 'max_seq_len': 1024}
+
+
+def test_a_run_with_the_datas_own_tokenizer_is_accepted(shards, t5):
+    check_finetuning_data(sft_dataset(shards[0]), t5, 1024, 'train_loader.dataset')
+
+
+def test_a_run_with_another_tokenizer_than_the_datas_is_refused(shards, bpe):
+    with pytest.raises(ValueError, match=r'train_loader\.dataset.*another tokenizer.*--tokenizer'):
+        check_finetuning_data(sft_dataset(shards[0]), bpe, 1024, 'train_loader.dataset')
+
+
+def test_a_run_of_shorter_rows_than_the_datas_is_refused(shards, t5):
+    with pytest.raises(ValueError, match=r'1024 tokens.*max_seq_len=512.*--max-seq-len 512'):
+        check_finetuning_data(sft_dataset(shards[0]), t5, 512, 'train_loader.dataset')
+
+
+@pytest.mark.parametrize(
+    'manifest', ['{', '[]', '{"request": {}}', '{"request": {"tokenizer_fingerprint": "a"}}']
+)
+def test_a_manifest_that_cannot_be_read_is_named(shards, t5, tmp_path, manifest):
+    shutil.copytree(shards[0] / 'train', tmp_path / 'train')
+    (tmp_path / 'manifest.json').write_text(manifest)
+    with pytest.raises(ValueError, match=r'manifest\.json is not a manifest.*convert_gsm8k'):
+        check_finetuning_data(sft_dataset(tmp_path), t5, 1024, 'train_loader.dataset')
+
+
+def test_shards_of_other_columns_are_refused(shards, t5, tmp_path):
+    shutil.copytree(shards[0] / 'train', tmp_path / 'train')
+    index = tmp_path / 'train' / 'index.json'
+    index.write_text(index.read_text().replace('"labels"', '"answers"'))
+    with pytest.raises(
+        ValueError, match=r"columns \['answers', 'input_ids'\].*input_ids and labels"
+    ):
+        check_finetuning_data(sft_dataset(tmp_path), t5, 1024, 'train_loader.dataset')
