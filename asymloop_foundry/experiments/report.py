@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Sequence
 from itertools import combinations
 
+from .differences import printed_ce
 from .paper import DEPTH_PPL_EXPONENT
 from .results import Record, values
 from .runs import RUNS
@@ -137,8 +138,9 @@ def _shown(cells: Sequence[Cell]) -> list[Cell]:
     shown = list(cells)
     for cell in cells:
         if cell.metric == 'ppl_30_31':
-            true = math.exp(math.log(cell.paper) / DEPTH_PPL_EXPONENT)
-            shown.append(Cell('PPL', 'ppl', true, cell.digits))
+            true_ce = printed_ce(cell)
+            assert true_ce is not None
+            shown.append(Cell('PPL', 'ppl', math.exp(true_ce), cell.digits))
     return shown
 
 
@@ -147,7 +149,7 @@ def _column(cell: Cell) -> str:
 
 
 def _is_loss(cell: Cell) -> bool:
-    return cell.metric in ('ce', 'ppl', 'ppl_30_31')
+    return printed_ce(cell) is not None
 
 
 def _read_metric(cell: Cell) -> str:
@@ -163,12 +165,6 @@ def _on_printed_scale(value: float, cell: Cell) -> float:
     return value
 
 
-def _true_ce(printed: float, metric: str) -> float:
-    if metric == 'ce':
-        return printed
-    return math.log(printed) / (DEPTH_PPL_EXPONENT if metric == 'ppl_30_31' else 1.0)
-
-
 def _relative(
     cell: Cell,
     ours: dict[int, float],
@@ -180,22 +176,23 @@ def _relative(
     if not _is_loss(cell):
         return ['', '']
     first_row, first_cell = first
-    printed = _true_ce(cell.paper, cell.metric) - _true_ce(first_cell.paper, first_cell.metric)
+    printed, first_printed = printed_ce(cell), printed_ce(first_cell)
+    assert printed is not None
+    assert first_printed is not None
     theirs = values(records, first_row.run, 'ce', scale)
     both = sorted(set(ours) & set(theirs))
     mine = statistics.fmean(ours[s] - theirs[s] for s in both) if both else None
-    return [f'{printed:+.4f}', MISSING if mine is None else f'{mine:+.4f}']
+    return [f'{printed - first_printed:+.4f}', MISSING if mine is None else f'{mine:+.4f}']
 
 
 def _order(rows: Sequence[Row], records: Sequence[Record], scale: str) -> str:
     """How many pairs of rows, of those with results, come in the paper's order of CE."""
     points = {}
     for row in rows:
-        losses = [cell for cell in row.cells if _is_loss(cell)]
+        losses = list(filter(None, map(printed_ce, row.cells)))
         ours = values(records, row.run, 'ce', scale)
         if losses and ours:
-            printed = _true_ce(losses[0].paper, losses[0].metric)
-            points[row.id] = (printed, statistics.fmean(ours.values()), RUNS[row.run].scale)
+            points[row.id] = (losses[0], statistics.fmean(ours.values()), RUNS[row.run].scale)
     pairs = [(a, b) for a, b in combinations(points.values(), 2) if a[0] != b[0] and a[2] == b[2]]
     if not pairs:
         return ''

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Figures 2, 5 and 6 of the paper from collected results: a PNG each, and its numbers as CSV."""
+"""Figures 2, 5 and 6 of the paper, and differences of CE, from collected results: PNG, and numbers as CSV."""
 
 import argparse
 import csv
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..files import write_text
 from ..models.flops import training_flops
+from .differences import difference_points
 from .paper import ACCURACY_BY_SCALE, ACCURACY_COLUMNS, ARCHITECTURES, DEPTH_PPL, DEPTH_PPL_EXPONENT
 from .results import Record, load_results, values
 from .runs import RUNS, SCALES, Run
@@ -114,8 +115,8 @@ def add_parser(commands: Any) -> None:
     """Adds ``result-figures`` to the sub-commands of ``python -m asymloop_foundry.experiments``."""
     parser = commands.add_parser(
         'result-figures',
-        help='Figures 2, 5 and 6 from collected results',
-        description='Draws figure2, figure5 and figure6 (.png and .csv) from a file of `collect`.',
+        help='Figures 2, 5 and 6 and differences of CE from collected results',
+        description='Draws figure2, figure5, figure6 and differences (.png and .csv) from a file of `collect`.',
     )
     parser.add_argument('results', type=Path, help='what `collect` wrote')
     parser.add_argument('--scale', choices=SCALES, default='paper')
@@ -192,10 +193,40 @@ def draw_figure6(points: Sequence[Point]) -> 'Figure':
     return figure
 
 
+def draw_differences(points: Sequence[Point]) -> 'Figure':
+    """CE less Dense's, a line for each run that has one; the paper's points hollow."""
+    measured = [point for point in reversed(points) if point['difference'] is not None]
+    figure = _new_figure(1, width=7.0)
+    [axes] = figure.axes
+    rows = range(len(measured))
+    axes.axvline(0, color='tab:gray', linewidth=0.8)
+    axes.errorbar(
+        [point['difference'] for point in measured],
+        rows,
+        xerr=[point['spread'] or 0 for point in measured],
+        fmt='o',
+        color='tab:red',
+        label='here (standard deviation over seeds)',
+    )
+    axes.plot(
+        [point['paper_difference'] for point in measured],
+        rows,
+        'o',
+        color='tab:gray',
+        markerfacecolor='none',
+        label='paper',
+    )
+    axes.set_yticks(rows, [point['run'] for point in measured])
+    axes.set(xlabel='validation CE less that of Dense')
+    figure.legend(loc='outside upper center', ncols=2)
+    return figure
+
+
 FIGURES = {
     'figure2': (figure2_points, draw_figure2, 'ce'),
     'figure5': (figure5_points, draw_figure5, 'accuracy'),
     'figure6': (figure6_points, draw_figure6, 'accuracy'),
+    'differences': (difference_points, draw_differences, 'difference'),
 }
 
 
@@ -243,14 +274,14 @@ def _line(
             )
 
 
-def _new_figure(columns: int, rows: int = 1) -> 'Figure':
+def _new_figure(columns: int, rows: int = 1, width: float = 4.2) -> 'Figure':
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise RuntimeError(
             "figures need matplotlib: pip install 'asymloop-foundry[figures]'."
         ) from error
-    figure = Figure(figsize=(4.2 * columns, 3.4 * rows), layout='constrained')
+    figure = Figure(figsize=(width * columns, 3.4 * rows), layout='constrained')
     figure.subplots(rows, columns)
     return figure
 

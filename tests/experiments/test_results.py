@@ -6,6 +6,7 @@ import math
 import pytest
 
 from asymloop_foundry.experiments.__main__ import main
+from asymloop_foundry.experiments.differences import difference_points
 from asymloop_foundry.experiments.report import table_text
 from asymloop_foundry.experiments.results import TASKS, collect, values
 from asymloop_foundry.experiments.runs import RUNS
@@ -231,6 +232,21 @@ def test_figures_are_drawn_with_their_numbers(tmp_path, capsys):
     rows = list(csv.DictReader((out / 'figure6.csv').open()))
     assert {r['system'] for r in rows} == {'full-loop', 'asymloop'}
     assert len(rows) == 2 * 2 * 8
+
+
+def test_differences_are_taken_within_seeds_and_from_true_cross_entropies(tmp_path):
+    for seed, ce in ((1, 3.0), (2, 4.0)):
+        leave_results(tmp_path / f'dense{seed}', 'tiny/60m-dense', ce, seed)
+    for seed, ce in ((1, 2.9), (2, 3.7), (3, 9.0)):
+        leave_results(tmp_path / f'looped{seed}', 'tiny/60m-asymloop-k5', ce, seed)
+    points = {p['run']: p for p in difference_points(collect([tmp_path]), 'tiny')}
+    point = points['60m-asymloop-k5']
+    assert point['seeds'] == 2
+    assert point['difference'] == pytest.approx(-0.2)
+    assert point['spread'] == pytest.approx(0.2 / 2**0.5)
+    # Table 3 prints 21.30 and 23.72 on its own scale, 30/31 of the CE.
+    assert point['paper_difference'] == pytest.approx(math.log(21.30 / 23.72) * 31 / 30)
+    assert points['60m-full-loop-k3']['difference'] is None
 
 
 def test_figures_without_results_say_what_is_lacking(tmp_path, capsys):
