@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scores a trained model: ``python eval.py harness|icl|gsm8k CHECKPOINT``.
+"""Scores a trained model: ``python eval.py harness|icl|gsm8k|loss CHECKPOINT``.
 
 CHECKPOINT is a Composer checkpoint (a .pt file) or an exported folder.
 """

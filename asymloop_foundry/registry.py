@@ -9,6 +9,9 @@ from torch.optim import AdamW as adamw  # noqa: N813 (the name is the registry's
 
 from asymloop_foundry.algorithms.alrs import ALRS as alrs  # noqa: N811
 from asymloop_foundry.callbacks.hf_export import HFExport as hf_export  # noqa: N813
+from asymloop_foundry.callbacks.iteration_losses import (
+    IterationLosses as iteration_losses,  # noqa: N813
+)
 from asymloop_foundry.callbacks.results_writer import ResultsWriter as results_writer  # noqa: N813
 from asymloop_foundry.callbacks.spectrum_monitor import (
     SpectrumMonitor as spectrum_monitor,  # noqa: N813
@@ -24,6 +27,7 @@ __all__ = [
     'asymloop_causal_lm',
     'asymloop_preflight',
     'hf_export',
+    'iteration_losses',
     'results_writer',
     'spectrum_monitor',
 ]

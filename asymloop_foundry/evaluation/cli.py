@@ -54,16 +54,25 @@ def _parser() -> argparse.ArgumentParser:
     gsm8k = _command(commands, 'gsm8k', _gsm8k, 'GSM8K, greedy: Table 13')
     gsm8k.add_argument('--data', help='a test.jsonl of GSM8K, or its folder; default: the hub')
     gsm8k.add_argument('--max-new-tokens', type=int, default=512, help='default: 512')
+
+    loss = _command(
+        commands, 'loss', _loss, 'validation cross-entropy at several K', several_k=True
+    )
+    loss.add_argument('--data', required=True, help='what data_prep/convert_fineweb.py wrote')
+    loss.add_argument('--split', default='val', help='default: val')
     return parser
 
 
-def _command(commands: argparse._SubParsersAction, name: str, run, text: str):  # type: ignore[no-untyped-def]
+def _command(  # type: ignore[no-untyped-def]
+    commands: argparse._SubParsersAction, name: str, run, text: str, several_k: bool = False
+):
     parser = commands.add_parser(name, help=text, description=text)
     add = parser.add_argument
     add('checkpoint', help='a Composer checkpoint (.pt) or an exported folder')
     add('--out', help='folder for results; default: evaluation/ beside the checkpoint')
     add('--tokenizer', help='folder or hub name, where the checkpoint has none')
-    add('--num-iterations', type=int, metavar='K', help="default: the configuration's")
+    nargs = {'nargs': '+'} if several_k else {}
+    add('--num-iterations', type=int, metavar='K', help="default: the configuration's", **nargs)
     add('--batch-size', type=int, default=16, help='default: 16')
     add('--max-length', type=int, help="positions; default: the model's")
     add('--device', default='cuda' if torch.cuda.is_available() else 'cpu')
@@ -149,3 +158,25 @@ def _gsm8k(args: argparse.Namespace, path: Path) -> None:
         checkpoint=str(args.checkpoint),
     )
     print(report(results))
+
+
+def _loss(args: argparse.Namespace, path: Path) -> None:
+    from ..files import write_json
+    from .iterations import loss_table, score_validation, validation_batches
+
+    loaded = load(path, args.tokenizer, None, args.device, DTYPES[args.dtype])
+    config = loaded.model.config
+    batches = validation_batches(
+        args.data,
+        args.split,
+        loaded.tokenizer,
+        args.max_length or config.max_seq_len,
+        args.batch_size,
+    )
+    results = score_validation(
+        loaded.model, batches, args.num_iterations or [config.num_iterations]
+    )
+    facts = {'checkpoint': str(args.checkpoint), 'data': f'{args.data}/{args.split}'}
+    written = _out(args) / 'loss.json'
+    write_json(written, {**facts, 'step': loaded.step, 'dtype': args.dtype, **results})
+    print(f'{loss_table(results)}\n{results["n_targets"]:,} targets; written to {written}')
