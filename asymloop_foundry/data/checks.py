@@ -348,7 +348,14 @@ def _check_columns(
                 f'{written} arrays, which carry their own type. Remove the key or set it to '
                 f'{written!r}.'
             )
-    tokens = _first_tokens(folder, shard, str(declared))
+    try:
+        tokens = _first_tokens(folder, shard, str(declared))
+    except (ValueError, OSError, IndexError, KeyError, TypeError) as error:
+        raise ValueError(
+            f'{where}.local={stream["local"]!r}: the first shard in {folder}, '
+            f'{shard.get("raw_data", {}).get("basename")}, cannot be read ({error}), so it is damaged. Prepare '
+            f'the data again ({_PREPARE}), or remove the local copy where there is a remote.'
+        ) from error
     if tokens is None:
         if has_remote:
             return

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..data.gsm8k import HUB_NAME, HUB_REVISION, Gsm8kEncoder
+from ..data.gsm8k import HUB_NAME, HUB_REVISION, Gsm8kEncoder, read_questions
 from ..experiments.paper import GSM8K_ACCURACY
 from ..files import write_json, write_text
 from .gsm8k_answers import score
@@ -142,7 +142,7 @@ def read_test(data: str | Path | None) -> list[dict[str, str]]:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it has not all 1,319 questions.
+        ValueError: a line is no question, or there are not 1,319 of them.
     """
     if data is None:
         from datasets import load_dataset
@@ -154,7 +154,7 @@ def read_test(data: str | Path | None) -> list[dict[str, str]]:
         path = path / 'test.jsonl' if path.is_dir() else path
         if not path.is_file():
             raise FileNotFoundError(f'--data {data}: no test.jsonl of GSM8K is there.')
-        rows = [json.loads(line) for line in path.read_text(encoding='utf-8').splitlines()]
+        rows = [dict(row) for row in read_questions(path)]
     if len(rows) != QUESTIONS:
         raise ValueError(
             f'{data or HUB_NAME} has {len(rows)} questions, but the accuracy is over all {QUESTIONS} of '

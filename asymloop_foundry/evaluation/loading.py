@@ -3,6 +3,8 @@
 
 import datetime
 import json
+import pickle
+import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -45,6 +47,8 @@ _HARMLESS: list[Any] = [
     TorchVersion,
     np.empty(0).__reduce__()[0],
 ]
+
+_UNREADABLE = (RuntimeError, OSError, ValueError, EOFError, pickle.UnpicklingError, ImportError)
 
 
 @dataclass
@@ -90,9 +94,10 @@ def load(
             return load(merged, tokenizer, num_iterations, device, dtype)
     step = None
     if (path / 'config.json').is_file():
-        model = AutoModelForCausalLM.from_pretrained(
-            str(path), trust_remote_code=True, torch_dtype=dtype
-        )
+        with _naming(path, 'the exported folder'):
+            model = AutoModelForCausalLM.from_pretrained(
+                str(path), trust_remote_code=True, torch_dtype=dtype
+            )
         named = AutoTokenizer.from_pretrained(str(tokenizer or path))
     elif path.is_file():
         state = read_checkpoint(path)
@@ -109,6 +114,30 @@ def load(
     if num_iterations is not None:
         model.config.num_iterations = model.config.check_iterations(num_iterations)
     return Loaded(model.to(device).eval(), without_special_tokens(named), step)
+
+
+@contextmanager
+def _naming(path: str | Path, what: str) -> Iterator[None]:
+    """Turns what readers raise for a damaged, foreign or malicious file into one line with its name."""
+    try:
+        yield
+    except (
+        RuntimeError,
+        OSError,
+        ValueError,
+        EOFError,
+        pickle.UnpicklingError,
+        ImportError,
+    ) as error:
+        found = re.search(r'Unsupported [^\n]*? was not', str(error))
+        reason = (
+            f'it holds objects that no checkpoint of ours holds ({found[0]} allowed), and was not unpickled'
+            if found
+            else str(error).strip().split('\n')[0] or type(error).__name__
+        )
+        raise ValueError(
+            f'{path} cannot be loaded: {reason}. Give {what} that training or export wrote, whole.'
+        ) from error
 
 
 @contextmanager
@@ -129,7 +158,7 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     Raises:
         ValueError: the file is no Composer checkpoint with a Hugging Face model in it.
     """
-    with torch.serialization.safe_globals(_HARMLESS):
+    with _naming(path, 'the .pt file'), torch.serialization.safe_globals(_HARMLESS):
         content = torch.load(path, map_location='cpu', weights_only=True, mmap=True)
     state = content.get('state', {}) if isinstance(content, dict) else {}
     if 'model' not in state or 'huggingface' not in state.get('integrations', {}):
