@@ -221,7 +221,10 @@ def kill_once(work: Work, out: Path, seconds: float, in_a_write: bool) -> str:
             where = 'checkpoint write'
             break
         time.sleep(0.0005 if in_a_write else 0.005)
-    os.killpg(child, signal.SIGKILL)
+    try:
+        os.killpg(child, signal.SIGKILL)
+    except ProcessLookupError:  # so young that it has no session of its own yet
+        os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     return where
 

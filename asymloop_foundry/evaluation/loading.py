@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from composer.utils import get_file
+from safetensors import SafetensorError
 from torch import nn
 from torch.torch_version import TorchVersion
 from transformers import (
@@ -121,14 +122,7 @@ def _naming(path: str | Path, what: str) -> Iterator[None]:
     """Turns what readers raise for a damaged, foreign or malicious file into one line with its name."""
     try:
         yield
-    except (
-        RuntimeError,
-        OSError,
-        ValueError,
-        EOFError,
-        pickle.UnpicklingError,
-        ImportError,
-    ) as error:
+    except (*_UNREADABLE, SafetensorError) as error:
         found = re.search(r'Unsupported [^\n]*? was not', str(error))
         reason = (
             f'it holds objects that no checkpoint of ours holds ({found[0]} allowed), and was not unpickled'
