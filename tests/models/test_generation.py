@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import copy
+import random
 
 import pytest
 import torch
@@ -200,3 +201,38 @@ def test_recomputed_layers_never_fill_a_cache():
     assert output.past_key_values is None
     with pytest.raises(ValueError, match='activation checkpointing'):
         model(ids, past_key_values=DynamicCache())
+
+
+@pytest.mark.parametrize('seed', range(24))
+def test_generation_from_random_prompts_equals_full_recomputation(seed):
+    """Random member, K, rows, left padding and prefill in chunks, against passes without a cache."""
+    draw = random.Random(seed)
+    name = draw.choice(list(FAMILY))
+    k = draw.randint(1, 5) if FAMILY[name]['n_decoder_layers'] else 1
+    rows, length, new = draw.randint(1, 4), draw.randint(2, 24), draw.randint(1, 9)
+    model = build(name)
+    ids = torch.randint(1, 61, (rows, length), generator=torch.Generator().manual_seed(seed))
+    mask = torch.ones(rows, length + new, dtype=torch.long)
+    for row in mask:
+        row[: draw.randint(0, length - 1)] = 0
+    with torch.no_grad():
+        expected = ids
+        for n in range(length, length + new):
+            logits = model(expected, attention_mask=mask[:, :n], num_iterations=k).logits[:, -1]
+            expected = torch.cat([expected, logits.argmax(dim=-1, keepdim=True)], dim=1)
+        cache, n_past = DynamicCache(), 0
+        while n_past < length - 1 and draw.random() < 0.8:
+            n = draw.randint(n_past + 1, length - 1)
+            chunk = {'attention_mask': mask[:, :n], 'past_key_values': cache}
+            model(ids[:, n_past:n], num_iterations=k, **chunk)
+            n_past = n
+        found = model.generate(
+            ids,
+            attention_mask=mask[:, :length],
+            past_key_values=cache,
+            num_iterations=k,
+            max_new_tokens=new,
+            do_sample=False,
+            pad_token_id=0,
+        )
+    assert torch.equal(found, expected)
