@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from transformers import GenerationMixin, PreTrainedModel
 from transformers.cache_utils import Cache
@@ -22,11 +21,11 @@ from transformers.modeling_outputs import MoeModelOutputWithPast
 from .cache_asymloop import CACHE, Append, CacheSlots, choose_cache, positions, visible_keys
 from .configuration_asymloop import AsymLoopConfig
 from .cross_entropy import linear_cross_entropy
+from .fused import RMSNorm, Rope, rotate_heads, swiglu, to_autocast
 from .joint_attention import joint_attention
 from .moe import AsymLoopOutput, MixtureOfExperts, router_losses
 from .reference import reference_joint_attention  # noqa: F401 (an export carries what is imported here)
 
-Rope = tuple[Tensor, Tensor]
 KeysValues = tuple[Tensor, Tensor]
 
 
@@ -38,27 +37,20 @@ def rope_table(positions_BN: Tensor, d_head: int, theta: float) -> Rope:
     return angle_B1Nd.cos(), angle_B1Nd.sin()
 
 
-def rotate(x_BHNd: Tensor, rope: Rope) -> Tensor:
-    """Rotates pair (i, i + d/2) of each head by its position's angle; keeps the dtype."""
-    cos, sin = rope
-    first, second = x_BHNd.chunk(2, dim=-1)
-    return (x_BHNd * cos + torch.cat([-second, first], dim=-1) * sin).to(x_BHNd.dtype)
-
-
 def split_heads(x_BND: Tensor, d_head: int) -> Tensor:
     """(B, N, H d) to (B, H, N, d), without a copy."""
     return x_BND.unflatten(-1, (-1, d_head)).transpose(1, 2)
 
 
-def _head_norm(config: AsymLoopConfig, enabled: bool) -> nn.Module:
-    return nn.RMSNorm(config.d_head, eps=config.norm_eps) if enabled else nn.Identity()
+def _head_norm(config: AsymLoopConfig, enabled: bool) -> RMSNorm | None:
+    return RMSNorm(config.d_head, eps=config.norm_eps) if enabled else None
 
 
 def keys_values(source: 'GlobalKV | Attention', x_BND: Tensor, rope: Rope) -> KeysValues:
     """K = RoPE(QKNorm(x W_K)) and V = x W_V of one source, (B, H, N, d) each (section 3.2)."""
     v_BHNd = split_heads(source.v_proj(x_BND), source.d_head)
-    k_BHNd = source.k_norm(split_heads(source.k_proj(x_BND), source.d_head))
-    return rotate(k_BHNd, rope).to(v_BHNd.dtype), v_BHNd
+    k_BHNd = split_heads(source.k_proj(x_BND), source.d_head)
+    return rotate_heads(k_BHNd, rope, source.k_norm), v_BHNd
 
 
 class GlobalKV(nn.Module):
@@ -78,7 +70,7 @@ class GlobalKV(nn.Module):
 
     def forward(self, h_BND: Tensor, rope: Rope) -> KeysValues:
         """Global keys and values, (B, H, N, d) each."""
-        return keys_values(self, h_BND, rope)
+        return keys_values(self, to_autocast(h_BND), rope)
 
 
 class Attention(nn.Module):
@@ -107,6 +99,7 @@ class Attention(nn.Module):
         append: Append | None,
     ) -> Tensor:
         """Returns (B, N, D); ``append`` puts the Local source behind what a cache holds of it."""
+        x_BND = to_autocast(x_BND)
         k_global, v_global = global_kv or (None, None)
         k_local = v_local = None
         if self.local_kv:
@@ -114,7 +107,7 @@ class Attention(nn.Module):
             if append is not None:
                 k_local, v_local = append(k_local, v_local)
         q_BHNd = split_heads(self.q_proj(x_BND), self.d_head)
-        q_BHNd = rotate(self.q_norm(q_BHNd), rope).to(q_BHNd.dtype)
+        q_BHNd = rotate_heads(q_BHNd, rope, self.q_norm)
         a_BHNd = joint_attention(
             q_BHNd,
             k_global,
@@ -138,7 +131,8 @@ class SwiGLU(nn.Module):
 
     def forward(self, x_BND: Tensor) -> Tensor:
         """(B, N, D) to (B, N, D)."""
-        return self.down_proj(F.silu(self.gate_proj(x_BND)) * self.up_proj(x_BND))
+        x_BND = to_autocast(x_BND)
+        return self.down_proj(swiglu(self.gate_proj(x_BND), self.up_proj(x_BND)))
 
 
 class Block(nn.Module):
@@ -146,9 +140,9 @@ class Block(nn.Module):
 
     def __init__(self, config: AsymLoopConfig, local_kv: bool, qk_norm: bool):
         super().__init__()
-        self.attn_norm = nn.RMSNorm(config.d_model, eps=config.norm_eps)
+        self.attn_norm = RMSNorm(config.d_model, eps=config.norm_eps)
         self.attn = Attention(config, local_kv, qk_norm)
-        self.ffn_norm = nn.RMSNorm(config.d_model, eps=config.norm_eps)
+        self.ffn_norm = RMSNorm(config.d_model, eps=config.norm_eps)
         experts = (SwiGLU(config) for _ in range(config.n_experts))
         self.ffn = MixtureOfExperts(config, experts) if config.n_experts else SwiGLU(config)
 
@@ -218,7 +212,7 @@ class AsymLoopModel(AsymLoopPreTrainedModel):
             Block(config, local_kv=config.local_kv, qk_norm=decoder_norm)
             for _ in range(config.n_decoder_layers)
         )
-        self.norm = nn.RMSNorm(config.d_model, eps=config.norm_eps)
+        self.norm = RMSNorm(config.d_model, eps=config.norm_eps)
         self.gradient_checkpointing = config.activation_checkpointing
         self.post_init()
 
