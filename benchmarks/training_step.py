@@ -2,9 +2,10 @@
 """One training step (forward, loss, backward) of Dense, Full Loop and AsymLoop, against its arithmetic.
 
 The paper's 60M dimensions: d = 768, 6 heads, SwiGLU 2,048, V = 32,128, N = 1,024; Dense runs 6 layers
-once, Full Loop runs 6 layers twice, AsymLoop 3 layers once and 3 layers three times. The analytic
-ratios count matrix products with full and with causal attention. No optimizer step is timed: it
-depends on the parameters, which are all but equal. With ``--profile``, where the time of a step goes.
+once, Full Loop runs 6 layers twice, AsymLoop 3 layers once and 3 layers three times, these with QKNorm.
+The analytic ratios count matrix products with full and with causal attention. No optimizer step is
+timed: it depends on the parameters, which are all but equal. With ``--profile``, where the time of a
+step goes.
 
     python benchmarks/training_step.py --threads 1 --clock cpu
 """
@@ -34,7 +35,12 @@ SYSTEMS = {
         'num_iterations': 2,
         'global_kv': False,
     },
-    'asymloop': {'n_encoder_layers': 3, 'n_decoder_layers': 3, 'num_iterations': 3},
+    'asymloop': {
+        'n_encoder_layers': 3,
+        'n_decoder_layers': 3,
+        'num_iterations': 3,
+        'qk_norm': 'decoder',
+    },
     'dense': {'n_encoder_layers': 6, 'n_decoder_layers': 0, 'num_iterations': 1},
 }
 

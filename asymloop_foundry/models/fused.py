@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A layer's elementwise work in few passes over memory: RMSNorm, rotary heads, SwiGLU.
+"""A layer's elementwise work in few passes over memory: RMSNorm and rotary heads.
 
 Left to autograd, each of these is five to ten operators whose intermediates are all allocated, and many
 of them kept for the backward pass. Here the forward pass keeps its inputs and one number a row, and
 both passes work in place. ``torch.compile`` traces these functions without a graph break.
 
-Shapes: B batch, N positions, D width, F width of the feed-forward part, H heads, d head width, R rows.
+Shapes: B batch, N positions, H heads, d head width.
 """
 
 from typing import Any
@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.nn import functional as F
 
-__all__ = ['RMSNorm', 'Rope', 'rotate_heads', 'swiglu', 'to_autocast']
+__all__ = ['RMSNorm', 'Rope', 'rotate_heads', 'to_autocast']
 
 Rope = tuple[Tensor, Tensor]
 
@@ -45,11 +44,6 @@ def rotate_heads(x_BHNd: Tensor, rope: Rope, norm: nn.RMSNorm | None = None) -> 
     if norm is None:
         return _Rotate.apply(x_BHNd, cos, sin)
     return _NormRotate.apply(x_BHNd, norm.weight, norm.eps, cos, sin)
-
-
-def swiglu(gate_BNF: Tensor, up_BNF: Tensor) -> Tensor:
-    """``silu(gate) * up``."""
-    return _SwiGLU.apply(gate_BNF, up_BNF)
 
 
 def to_autocast(x: Tensor) -> Tensor:
@@ -142,17 +136,3 @@ class _NormRotate(torch.autograd.Function):
         back = _turn(_wide(grad), cos, -sin)  # the inverse rotation is its transpose
         dx, dweight = _norm_backward(back, _wide(x), _wide(weight), inverse)
         return dx.to(x.dtype), dweight.to(weight.dtype), None, None, None
-
-
-class _SwiGLU(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
-        ctx.save_for_backward(gate, up)
-        return F.silu(gate).mul_(up)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        gate, up = ctx.saved_tensors
-        dgate = torch.ops.aten.silu_backward.default(grad * up, gate)
-        return dgate, F.silu(gate).mul_(grad)

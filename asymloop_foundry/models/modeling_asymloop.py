@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from transformers import GenerationMixin, PreTrainedModel
 from transformers.cache_utils import Cache
@@ -21,7 +22,7 @@ from transformers.modeling_outputs import MoeModelOutputWithPast
 from .cache_asymloop import CACHE, Append, CacheSlots, choose_cache, positions, visible_keys
 from .configuration_asymloop import AsymLoopConfig
 from .cross_entropy import linear_cross_entropy
-from .fused import RMSNorm, Rope, rotate_heads, swiglu, to_autocast
+from .fused import RMSNorm, Rope, rotate_heads, to_autocast
 from .joint_attention import joint_attention
 from .moe import AsymLoopOutput, MixtureOfExperts, router_losses
 from .reference import reference_joint_attention  # noqa: F401 (an export carries what is imported here)
@@ -132,7 +133,7 @@ class SwiGLU(nn.Module):
     def forward(self, x_BND: Tensor) -> Tensor:
         """(B, N, D) to (B, N, D)."""
         x_BND = to_autocast(x_BND)
-        return self.down_proj(swiglu(self.gate_proj(x_BND), self.up_proj(x_BND)))
+        return self.down_proj(F.silu(self.gate_proj(x_BND)) * self.up_proj(x_BND))
 
 
 class Block(nn.Module):
