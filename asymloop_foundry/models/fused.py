@@ -49,7 +49,9 @@ def rotate_heads(x_BHNd: Tensor, rope: Rope, norm: nn.RMSNorm | None = None) -> 
 def to_autocast(x: Tensor) -> Tensor:
     """What autocast would make of the input of a linear layer, made once for several layers."""
     kind = x.device.type
-    if x.dtype is torch.float64 or not torch.is_autocast_enabled(kind):
+    if x.dtype is torch.float64 or not torch.amp.is_autocast_available(kind):
+        return x
+    if not torch.is_autocast_enabled(kind):
         return x
     return x.to(torch.get_autocast_dtype(kind))
 

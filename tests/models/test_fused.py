@@ -156,3 +156,8 @@ def test_autocast_casts_once_and_leaves_float64_alone() -> None:
         assert to_autocast(x).dtype is torch.bfloat16
         assert to_autocast(x.double()).dtype is torch.float64
         assert RMSNorm(3)(x).dtype is torch.float32
+
+
+def test_the_meta_device_has_no_autocast_and_needs_none() -> None:
+    x = torch.empty(3, device='meta')
+    assert to_autocast(x) is x
