@@ -21,6 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
+from .autocast import autocast_dtype
+
 __all__ = ['linear_cross_entropy']
 
 
@@ -75,19 +77,13 @@ def linear_cross_entropy(
         targets_M,
         ignore_index,
         chunk_size,
-        _product_dtype(x_BND),
+        autocast_dtype(x_BND) or x_BND.dtype,
         needs_grad and x_BND.requires_grad,
         needs_grad and weight_VD.requires_grad,
     )[0]
     if reduction == 'sum':
         return loss
     return loss / (targets_M != ignore_index).sum().clamp(min=1)
-
-
-def _product_dtype(x: Tensor) -> torch.dtype:
-    kind = x.device.type
-    autocast = kind in ('cpu', 'cuda') and torch.is_autocast_enabled(kind)
-    return torch.get_autocast_dtype(kind) if autocast and x.dtype != torch.float64 else x.dtype
 
 
 def _forward(

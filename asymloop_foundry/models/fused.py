@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-__all__ = ['RMSNorm', 'Rope', 'rotate_heads', 'to_autocast']
+__all__ = ['RMSNorm', 'Rope', 'rotate_heads']
 
 Rope = tuple[Tensor, Tensor]
 
@@ -44,16 +44,6 @@ def rotate_heads(x_BHNd: Tensor, rope: Rope, norm: nn.RMSNorm | None = None) -> 
     if norm is None:
         return _Rotate.apply(x_BHNd, cos, sin)
     return _NormRotate.apply(x_BHNd, norm.weight, norm.eps, cos, sin)
-
-
-def to_autocast(x: Tensor) -> Tensor:
-    """What autocast would make of the input of a linear layer, made once for several layers."""
-    kind = x.device.type
-    if x.dtype is torch.float64 or not torch.amp.is_autocast_available(kind):
-        return x
-    if not torch.is_autocast_enabled(kind):
-        return x
-    return x.to(torch.get_autocast_dtype(kind))
 
 
 def _wide(x: Tensor) -> Tensor:

@@ -32,6 +32,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
+from .autocast import autocast_dtype
 from .reference import reference_joint_attention
 
 __all__ = ['BACKENDS', 'choose_backend', 'joint_attention']
@@ -206,12 +207,9 @@ def _sources(
 def _autocast(
     q: Tensor, sources: list[tuple[Tensor, Tensor]]
 ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
-    kind = q.device.type
-    if kind not in ('cpu', 'cuda') or not torch.is_autocast_enabled(kind):
+    dtype = autocast_dtype(q)
+    if dtype is None:
         return q, sources
-    if q.dtype is torch.float64:
-        return q, sources
-    dtype = torch.get_autocast_dtype(kind)
     return q.to(dtype), [(k.to(dtype), v.to(dtype)) for k, v in sources]
 
 

@@ -19,10 +19,11 @@ from transformers import GenerationMixin, PreTrainedModel
 from transformers.cache_utils import Cache
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
+from .autocast import to_autocast
 from .cache_asymloop import CACHE, Append, CacheSlots, choose_cache, positions, visible_keys
 from .configuration_asymloop import AsymLoopConfig
 from .cross_entropy import linear_cross_entropy
-from .fused import RMSNorm, Rope, rotate_heads, to_autocast
+from .fused import RMSNorm, Rope, rotate_heads
 from .joint_attention import joint_attention
 from .moe import AsymLoopOutput, MixtureOfExperts, router_losses
 from .reference import reference_joint_attention  # noqa: F401 (an export carries what is imported here)

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from asymloop_foundry.models.fused import RMSNorm, rotate_heads, to_autocast
+from asymloop_foundry.models.autocast import to_autocast
+from asymloop_foundry.models.fused import RMSNorm, rotate_heads
 
 EPS = 1e-5
 B, H, N, D = 2, 3, 5, 8
